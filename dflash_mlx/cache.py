@@ -1,0 +1,236 @@
+"""The caches: rings for sliding layers and for the drafter, growing buffers for full layers.
+
+A position always sits in the same row (ring: position mod rows), so results do not depend on how the
+history was fed, and rollback is a smaller offset, never a copy. Letters: Hk key/value heads, D head size,
+T rows of this call, Tk rows attended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+
+from .config import FULL, DrafterConfig, TargetConfig, ring_rows
+from .errors import DFlashError, InputError, must
+
+GROWTH_ROWS = 256  # first size of a growing buffer, and the unit that its sizes are rounded up to
+SLICE_ROWS = 64  # a ring that has not wrapped is attended up to the next multiple of this
+
+
+class Rows:
+    """Keys and values of one layer in one zero-filled buffer, [1, Hk, capacity, D].
+
+    Zeros, not uninitialised memory: a masked row is multiplied by 0, and 0 times NaN is NaN.
+    """
+
+    def __init__(self, kv_heads: int, head_dim: int, dtype: mx.Dtype, capacity: int):
+        shape = (1, kv_heads, capacity, head_dim)
+        self.keys, self.values = mx.zeros(shape, dtype), mx.zeros(shape, dtype)
+
+    @property
+    def capacity(self) -> int:
+        return int(self.keys.shape[2])
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.keys.nbytes + self.values.nbytes)
+
+    def write(self, offset: int, keys: mx.array, values: mx.array) -> None:
+        """Write T rows, [1, Hk, T, D], for positions offset..offset+T-1; T is at most the capacity."""
+        rows, first = keys.shape[2], offset % self.capacity
+        head = min(rows, self.capacity - first)  # what fits before a ring's end; the rest starts at row 0
+        self._put(first, keys[:, :, :head], values[:, :, :head])
+        if head < rows:
+            self._put(0, keys[:, :, head:], values[:, :, head:])
+
+    def _put(self, row: int, keys: mx.array, values: mx.array) -> None:
+        end = row + keys.shape[2]
+        self.keys[:, :, row:end] = keys.astype(self.keys.dtype)
+        self.values[:, :, row:end] = values.astype(self.values.dtype)
+
+    def grow(self, needed: int, limit: int) -> None:
+        """Double the capacity until `needed` rows fit, to at most `limit` rounded up."""
+        if needed <= self.capacity:
+            return
+        capacity = self.capacity
+        while capacity < needed:
+            capacity *= 2
+        capacity = min(capacity, -(-limit // GROWTH_ROWS) * GROWTH_ROWS)
+        _, heads, old, size = self.keys.shape
+        extra = mx.zeros((1, heads, capacity - old, size), self.keys.dtype)
+        self.keys = mx.concatenate([self.keys, extra], axis=2)
+        self.values = mx.concatenate([self.values, extra], axis=2)
+
+
+def ring_mask(offset: int, rows: int, held: int, capacity: int, span: int, causal: bool, start: int = 0) -> mx.array:
+    """Which ring rows each query sees, as bool [rows, held].
+
+    Args:
+        offset: position of the first query; its row and all later ones are written already.
+        rows: queries, at positions offset..offset+rows-1.
+        held: leading ring rows that are attended.
+        capacity: rows of the ring.
+        span: positions p with |q - p| < span are visible.
+        causal: only p <= q is visible.
+        start: the oldest valid position.
+    """
+    last = offset + rows - 1
+    key = last - (last - mx.arange(held)) % capacity  # the newest position <= last that lives in the row
+    distance = mx.arange(offset, offset + rows)[:, None] - key[None]
+    near = (distance >= 0) & (distance < span) if causal else mx.abs(distance) < span
+    return near & (key >= start)[None]
+
+
+class History:
+    """What all caches share: how many rows are held, and how far back they may be taken.
+
+    Attributes:
+        offset: position of the next row to be written; rows past it are leftovers to be overwritten.
+        start: the oldest position whose ring row has not been overwritten.
+    """
+
+    layers: list[Rows]
+
+    def __init__(self, window: int):
+        self.window, self.ring = window, ring_rows(window)
+        self.offset = self.start = 0
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        """All keys and values, to be evaluated together with what a round reads."""
+        return [array for layer in self.layers for array in (layer.keys, layer.values)]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(layer.nbytes for layer in self.layers)
+
+    @property
+    def max_rows(self) -> int:
+        """Most rows that may be written at once and attended."""
+        return self.ring - self.window
+
+    def reserve(self, rows: int) -> None:
+        """Make room for `rows` rows past the offset; they may overwrite what no query can see any more."""
+        if not 0 < rows <= self.max_rows:
+            todo = "Feed the rows in smaller steps."
+            raise DFlashError(must("cache", "rows of one forward", f"between 1 and {self.max_rows}", rows, todo))
+        self.start = max(self.start, self.offset + rows - self.ring)
+
+    def advance(self, rows: int) -> None:
+        """Keep `rows` rows that were written past the offset."""
+        self.offset += rows
+
+    def can_trim_to(self, position: int) -> bool:
+        """Whether every row that a query at `position` sees is still there."""
+        return position <= self.offset and self.start <= max(0, position - self.window)
+
+    def trim_to(self, position: int) -> None:
+        """Go back to `position` rows.
+
+        Raises:
+            DFlashError: the window before `position` has been overwritten.
+        """
+        if not self.can_trim_to(position):
+            expected = f"at most {self.offset}, with the {self.window} positions before it still held"
+            todo = f"The oldest held position is {self.start}; prefill again from the start."
+            raise DFlashError(must("cache", "position to go back to", expected, position, todo))
+        self.offset = position
+
+
+class TargetCache(History):
+    """The target's keys and values of one session.
+
+    Args:
+        config: the target's.
+        dtype: of keys and values.
+        max_context: most positions that the full layers may hold.
+    """
+
+    def __init__(self, config: TargetConfig, dtype: mx.Dtype, max_context: int):
+        super().__init__(config.window)
+        self.max_context = max_context
+        self._full = [kind == FULL for kind in config.layer_types]
+        first = min(GROWTH_ROWS, -(-max_context // GROWTH_ROWS) * GROWTH_ROWS)
+        self.layers = [
+            Rows(config.num_kv_heads, config.head_dim, dtype, first if full else self.ring) for full in self._full
+        ]
+
+    def reserve(self, rows: int) -> None:
+        """As `History.reserve`; the full layers grow too.
+
+        Raises:
+            InputError: the context would be longer than `max_context`.
+        """
+        needed = self.offset + rows
+        if needed > self.max_context:
+            todo = "Load with a larger max_context, or shorten the prompt."
+            raise InputError(must("cache", "the context", f"at most {self.max_context} tokens", needed, todo))
+        super().reserve(rows)
+        for layer, full in zip(self.layers, self._full, strict=True):
+            if full:
+                layer.grow(needed, self.max_context)
+
+
+class DrafterContext(History):
+    """The drafter's projected context of one session: keys and values of the last window per layer.
+
+    A block's own rows are written past the offset as scratch and overwritten by the next context rows.
+    """
+
+    def __init__(self, config: DrafterConfig, dtype: mx.Dtype):
+        super().__init__(config.window)
+        self.layers = [
+            Rows(config.num_kv_heads, config.head_dim, dtype, self.ring) for _ in range(config.num_layers)
+        ]
+
+    def skip_to(self, position: int) -> None:
+        """Leave out the positions before `position`: what was held is dropped."""
+        self.offset = self.start = position
+
+
+@dataclass(frozen=True)
+class Part:
+    """The rows of one session in a forward.
+
+    Attributes:
+        cache: the session's cache; the rows are written past its offset.
+        rows: how many of the forward's tokens are this session's.
+        logits: for how many of its last rows logits are wanted.
+    """
+
+    cache: TargetCache
+    rows: int
+    logits: int
+
+
+class Lane:
+    """One part during a forward: where its rows lie, and its masks (made once, used by all layers)."""
+
+    def __init__(self, part: Part, begin: int):
+        cache = part.cache
+        cache.reserve(part.rows)
+        self.rows = slice(begin, begin + part.rows)
+        self.offset = cache.offset
+        self._cache, self._end = cache, cache.offset + part.rows
+        self._held = min(cache.ring, -(-self._end // SLICE_ROWS) * SLICE_ROWS)
+        self._sliding = ring_mask(cache.offset, part.rows, self._held, cache.ring, cache.window, True)
+        self._causal = "causal" if part.rows > 1 else None
+
+    def write(self, layer: int, full: bool, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array, Any]:
+        """Write T rows of a layer; returns the keys and values to attend, [1, Hk, Tk, D], and their mask."""
+        rows = self._cache.layers[layer]
+        rows.write(self.offset, keys, values)
+        held = self._end if full else self._held
+        return rows.keys[:, :, :held], rows.values[:, :, :held], self._causal if full else self._sliding
+
+
+def lanes(parts: Sequence[Part]) -> list[Lane]:
+    """Lay the parts' rows one after the other."""
+    result, begin = [], 0
+    for part in parts:
+        result.append(Lane(part, begin))
+        begin += part.rows
+    return result

@@ -1,0 +1,319 @@
+"""What the two models' config files say, parsed and checked once into frozen dataclasses.
+
+Nothing is guessed: a field that is missing, contradictory or outside what the models support is a
+`CheckpointError` that names it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from .errors import CheckpointError, must
+
+SLIDING = "sliding_attention"
+FULL = "full_attention"
+RING_ALIGNMENT = 16  # rows; a kernel's key tile never crosses the end of a ring
+TARGET_MODEL_TYPES = ("muse_glimmer", "muse_glimmer_text")
+DRAFTER_MODEL_TYPES = ("muse_glimmer_assistant",)
+SAME_RELEASE = "Check that config and weights are from the same release"
+
+
+def ring_rows(window: int) -> int:
+    """Rows of a ring for a window: twice the window, at least 32 more than it, rounded up to 16.
+
+    The floor of 32 rows keeps a block of 16 inside one forward for tiny windows too.
+    """
+    rows = window + max(window, 32)
+    return -(-rows // RING_ALIGNMENT) * RING_ALIGNMENT
+
+
+class Fields:
+    """Typed access to a config's fields, nested under one key or flat, with errors that name the field."""
+
+    def __init__(self, raw: Mapping[str, Any], nested_key: str | None = None):
+        nested = raw.get(nested_key) if nested_key else None
+        if nested is not None and not isinstance(nested, Mapping):
+            raise CheckpointError(must("config", str(nested_key), "an object", repr(nested), SAME_RELEASE + "."))
+        self._outer: Mapping[str, Any] = raw
+        self._inner: Mapping[str, Any] = nested or {}
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The field's value, or `default`; both places contradicting is an error."""
+        inner, outer = self._inner.get(name), self._outer.get(name)
+        if name in self._inner and name in self._outer and None not in (inner, outer) and inner != outer:
+            expected = "the same at the top level and in the nested text config"
+            raise CheckpointError(must("config", name, expected, f"{outer!r} and {inner!r}", "Remove the wrong one."))
+        value = inner if inner is not None else outer
+        return default if value is None else value
+
+    def require(self, name: str) -> Any:
+        value = self.get(name)
+        if value is None:
+            raise CheckpointError(must("config", name, "present", "nothing", SAME_RELEASE + "."))
+        return value
+
+    def integer(self, name: str, least: int = 1) -> int:
+        value = self.require(name)
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            expected = f"an integer of at least {least}"
+            raise CheckpointError(must("config", name, expected, repr(value), SAME_RELEASE + "."))
+        return value
+
+    def number(self, name: str) -> float:
+        value = self.require(name)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+            raise CheckpointError(must("config", name, "a number above 0", repr(value), SAME_RELEASE + "."))
+        return float(value)
+
+    def expect(self, name: str, supported: Any) -> None:
+        """The field, where it is present, has the one value that the models' code implements."""
+        value = self.get(name, supported)
+        if value != supported:
+            todo = "This runtime implements no other value."
+            raise CheckpointError(must("config", name, repr(supported), repr(value), todo))
+
+    def integers(self, name: str) -> tuple[int, ...]:
+        value = self.require(name)
+        if not isinstance(value, (list, tuple)) or not all(isinstance(i, int) and i >= 0 for i in value):
+            raise CheckpointError(must("config", name, "a list of integers", repr(value), SAME_RELEASE + "."))
+        return tuple(value)
+
+    def rope_theta(self) -> float:
+        """The rotary base: from `rope_parameters`, or from a flat `rope_theta`; both must agree."""
+        parameters = self.get("rope_parameters") or {}
+        scaling = self.get("rope_scaling") or {}
+        kind = parameters.get("rope_type", parameters.get("type", "default"))
+        scaled = scaling.get("rope_type", scaling.get("type", "default"))
+        for name, found in (("rope_parameters.rope_type", kind), ("rope_scaling.rope_type", scaled)):
+            if found != "default":
+                raise CheckpointError(must("config", name, "'default'", repr(found), "Scaled RoPE is not supported."))
+        values = {"rope_parameters.rope_theta": parameters.get("rope_theta"), "rope_theta": self.get("rope_theta")}
+        found_values = {name: value for name, value in values.items() if value is not None}
+        if not found_values:
+            todo = "Libraries default to 10000 or to 500000, so the checkpoint has to say it."
+            raise CheckpointError(must("config", "rope_parameters.rope_theta", "present", "nothing", todo))
+        if len(set(found_values.values())) > 1:
+            text = " and ".join(f"{name}={value}" for name, value in found_values.items())
+            raise CheckpointError(must("config", "rope_theta", "one value", text, "Remove the wrong one."))
+        theta = next(iter(found_values.values()))
+        if isinstance(theta, bool) or not isinstance(theta, (int, float)) or not theta > 0:
+            name = next(iter(found_values))
+            raise CheckpointError(must("config", name, "a number above 0", repr(theta), SAME_RELEASE + "."))
+        return float(theta)
+
+
+def _layer_types(fields: Fields, layers: int) -> tuple[str, ...]:
+    """The kind of each layer; without the field only where both known default rules agree.
+
+    Source: transformers counts every fourth layer full from the last one, mlx-lm from the first.
+    """
+    given = fields.get("layer_types")
+    backwards = tuple(FULL if (layers - 1 - i) % 4 == 0 else SLIDING for i in range(layers))
+    if given is None:
+        if layers % 4:
+            todo = f"With {layers} layers the default rules of transformers and mlx-lm differ."
+            raise CheckpointError(must("config", "layer_types", "present", "nothing", todo))
+        return backwards
+    if len(given) != layers or any(kind not in (SLIDING, FULL) for kind in given):
+        expected = f"{layers} entries of '{SLIDING}' or '{FULL}'"
+        raise CheckpointError(must("config", "layer_types", expected, repr(given), SAME_RELEASE + "."))
+    return tuple(given)
+
+
+def _rope_layers(fields: Fields, types: tuple[str, ...], theta: float) -> tuple[bool, ...]:
+    """Which layers rotate: `layer_rope_theta` is 0 on a NoPE layer and the base elsewhere."""
+    given = fields.get("layer_rope_theta")
+    layers = len(types)
+    if given is None:
+        backwards = tuple(FULL if (layers - 1 - i) % 4 == 0 else SLIDING for i in range(layers))
+        if types != backwards:
+            todo = "With this layer_types the libraries disagree about which layers have no RoPE."
+            raise CheckpointError(must("config", "layer_rope_theta", "present", "nothing", todo))
+        return tuple(kind == SLIDING for kind in types)
+    if len(given) != layers or any(base not in (0, theta) for base in given):
+        expected = f"{layers} entries, each 0 (no RoPE) or the base {theta:g}"
+        raise CheckpointError(must("config", "layer_rope_theta", expected, repr(given), "The RoPE fields contradict."))
+    return tuple(base != 0 for base in given)
+
+
+def _check_family(raw: Mapping[str, Any], known: tuple[str, ...], what: str) -> None:
+    found = raw.get("model_type")
+    if found not in known:
+        expected = " or ".join(f"'{name}'" for name in known)
+        todo = f"This folder holds no {what}; check --model and --draft."
+        raise CheckpointError(must("config", f"model_type of the {what}", expected, repr(found), todo))
+
+
+def _check_heads(heads: int, kv_heads: int) -> None:
+    if heads % kv_heads:
+        expected = f"a multiple of num_key_value_heads ({kv_heads})"
+        raise CheckpointError(must("config", "num_attention_heads", expected, heads, SAME_RELEASE + "."))
+
+
+def _token_ids(value: Any) -> tuple[int, ...]:
+    if value is None:
+        return ()
+    return tuple(value) if isinstance(value, (list, tuple)) else (int(value),)
+
+
+@dataclass(frozen=True)
+class TargetConfig:
+    """Muse Glimmer's text model. Source: formats as published with transformers 5.24, `muse_glimmer`."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    post_norm_eps: float
+    window: int
+    layer_types: tuple[str, ...]
+    rope_layers: tuple[bool, ...]
+    rope_theta: float
+    qk_scale: float
+    output_multiplier: float
+    softcap: float
+    tie_word_embeddings: bool
+    max_position: int
+    bos_token_id: int | None
+    eos_token_ids: tuple[int, ...]
+
+    @classmethod
+    def from_dict(cls, raw: Mapping[str, Any]) -> TargetConfig:
+        """Parse a `config.json`, nested under `text_config` or flat.
+
+        Raises:
+            CheckpointError: a field is missing, contradictory or unsupported, or another family's.
+        """
+        _check_family(raw, TARGET_MODEL_TYPES, "Muse Glimmer target")
+        fields = Fields(raw, "text_config")
+        fields.expect("hidden_activation", "silu")
+        fields.expect("attention_bias", False)
+        layers = fields.integer("num_hidden_layers")
+        heads, kv_heads = fields.integer("num_attention_heads"), fields.integer("num_key_value_heads")
+        _check_heads(heads, kv_heads)
+        theta, types = fields.rope_theta(), _layer_types(fields, layers)
+        return cls(
+            vocab_size=fields.integer("vocab_size"),
+            hidden_size=fields.integer("hidden_size"),
+            intermediate_size=fields.integer("intermediate_size"),
+            num_layers=layers,
+            num_heads=heads,
+            num_kv_heads=kv_heads,
+            head_dim=fields.integer("head_dim", 2),
+            rms_norm_eps=fields.number("rms_norm_eps"),
+            post_norm_eps=fields.number("post_norm_eps"),
+            window=fields.integer("sliding_window"),
+            layer_types=types,
+            rope_layers=_rope_layers(fields, types, theta),
+            rope_theta=theta,
+            qk_scale=fields.number("qk_scale_factor"),
+            output_multiplier=fields.number("output_multiplier"),
+            softcap=fields.number("final_logit_softcapping"),
+            tie_word_embeddings=bool(fields.get("tie_word_embeddings", False)),
+            max_position=fields.integer("max_position_embeddings"),
+            bos_token_id=fields.get("bos_token_id"),
+            eos_token_ids=_token_ids(fields.get("eos_token_id")),
+        )
+
+    @property
+    def max_rows(self) -> int:
+        """Most rows that one forward may write: more would overwrite what the window still needs."""
+        return ring_rows(self.window) - self.window
+
+    @property
+    def full_layers(self) -> int:
+        return sum(kind == FULL for kind in self.layer_types)
+
+
+@dataclass(frozen=True)
+class DrafterConfig:
+    """A DFlash v1 drafter. Source: transformers 5.24, `muse_glimmer_assistant`."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    rope_theta: float
+    window: int
+    block_size: int
+    mask_token_id: int
+    taps: tuple[int, ...]
+    vocab_size: int | None = None  # checked against the target where the file says it
+    num_target_layers: int | None = None
+
+    @classmethod
+    def from_dict(cls, raw: Mapping[str, Any]) -> DrafterConfig:
+        """Parse a drafter's `config.json`: flat, or with block fields nested under `dflash_config`.
+
+        Raises:
+            CheckpointError: a field is missing, contradictory or unsupported, or another family's.
+        """
+        _check_family(raw, DRAFTER_MODEL_TYPES, "DFlash drafter")
+        fields = Fields(raw, "dflash_config")
+        fields.expect("hidden_act", "silu")
+        layers = fields.integer("num_hidden_layers")
+        types = fields.get("layer_types", [SLIDING] * layers)
+        if list(types) != [SLIDING] * layers:
+            todo = "Only drafters whose layers all slide are supported."
+            raise CheckpointError(must("config", "layer_types", f"{layers} times '{SLIDING}'", repr(types), todo))
+        heads, kv_heads = fields.integer("num_attention_heads"), fields.integer("num_key_value_heads")
+        _check_heads(heads, kv_heads)
+        taps = fields.integers("target_layer_ids")
+        if not taps or list(taps) != sorted(set(taps)):
+            expected = "a non-empty increasing list of target layers"
+            raise CheckpointError(must("config", "target_layer_ids", expected, list(taps), SAME_RELEASE + "."))
+        window, block = fields.integer("sliding_window"), fields.integer("block_size", 2)
+        if block > ring_rows(window) - window:
+            expected = f"at most {ring_rows(window) - window} with a window of {window}"
+            raise CheckpointError(must("config", "block_size", expected, block, SAME_RELEASE + "."))
+        return cls(
+            hidden_size=fields.integer("hidden_size"),
+            intermediate_size=fields.integer("intermediate_size"),
+            num_layers=layers,
+            num_heads=heads,
+            num_kv_heads=kv_heads,
+            head_dim=fields.integer("head_dim", 2),
+            rms_norm_eps=fields.number("rms_norm_eps"),
+            rope_theta=fields.rope_theta(),
+            window=window,
+            block_size=block,
+            mask_token_id=fields.integer("mask_token_id", 0),
+            taps=taps,
+            vocab_size=fields.get("vocab_size"),
+            num_target_layers=fields.get("num_target_layers"),
+        )
+
+    def check_fits(self, target: TargetConfig) -> None:
+        """The drafter reads this target's features, table and head.
+
+        Raises:
+            CheckpointError: hidden size, taps or mask token do not fit the target.
+        """
+        todo = "This drafter belongs to another target."
+        if self.hidden_size != target.hidden_size:
+            expected = f"the target's {target.hidden_size}"
+            raise CheckpointError(must("config", "hidden_size of the drafter", expected, self.hidden_size, todo))
+        if self.taps[-1] >= target.num_layers:
+            expected = f"layers below {target.num_layers}"
+            raise CheckpointError(must("config", "target_layer_ids", expected, list(self.taps), todo))
+        if self.num_target_layers not in (None, target.num_layers):
+            expected = f"the target's {target.num_layers}"
+            raise CheckpointError(must("config", "num_target_layers", expected, self.num_target_layers, todo))
+        if self.vocab_size not in (None, target.vocab_size):
+            expected = f"the target's {target.vocab_size}"
+            raise CheckpointError(must("config", "vocab_size of the drafter", expected, self.vocab_size, todo))
+        if self.mask_token_id >= target.vocab_size:
+            expected = f"a token below the target's vocabulary of {target.vocab_size}"
+            raise CheckpointError(must("config", "mask_token_id", expected, self.mask_token_id, todo))
+        if self.block_size > target.max_rows:
+            expected = f"at most {target.max_rows} with the target's window of {target.window}"
+            raise CheckpointError(must("config", "block_size", expected, self.block_size, todo))

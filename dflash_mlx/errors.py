@@ -1,0 +1,42 @@
+"""The errors that the library raises: one base and its few kinds.
+
+Every message has the form ``[where] name must be <expected> but got <value>. <What to do>.``
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .stats import Generation
+
+
+class DFlashError(Exception):
+    """Base of all errors of this package.
+
+    Attributes:
+        partial: what had been generated before the failure, or ``None``.
+    """
+
+    partial: Generation | None = None
+
+
+class InputError(DFlashError, ValueError):
+    """An option, a prompt or a path that the caller has to change."""
+
+
+class CheckpointError(DFlashError, ValueError):
+    """A config, a tensor or a file of a checkpoint that cannot be used as it is."""
+
+
+class MemoryPlanError(InputError):
+    """The memory plan does not fit the machine or ``max_memory``."""
+
+
+class ProcessorError(DFlashError):
+    """A user's logits processor raised, or returned something that is no row of logits."""
+
+
+def must(where: str, name: str, expected: str, value: object, todo: str) -> str:
+    """Format the one form that all messages have."""
+    return f"[{where}] {name} must be {expected} but got {value}. {todo}"

@@ -1,0 +1,176 @@
+"""`load`: a target and its drafter, checked and planned, as a `Pair`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+
+from .cache import DrafterContext, Part, TargetCache
+from .config import TargetConfig
+from .errors import CheckpointError, InputError, must
+from .loading.build import Checkpoint, build, read_drafter, read_target
+from .loading.files import read_json
+from .loading.hub import resolve
+from .memory import MemoryPlan, Sizes, plan_memory
+from .models.dflash import DFlash
+from .models.muse_glimmer import MuseGlimmer
+from .resources import find
+from .text import load_tokenizer
+
+POCKET = "pocket"
+AUTO = "auto"
+KERNEL_CHOICES = ("auto", "stock", "metal")
+OPERATIONS = ("block_attention", "feature_fusion")
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A target with its drafter, or without one.
+
+    Attributes:
+        tokenizer: mlx-lm's wrapper, or `None` where the folder has no tokenizer.
+        eos_token_ids: every id that ends a generation.
+        dtype: of activations and caches.
+        plan: the memory plan that was checked before the weights were read.
+        kernels: operation -> "metal" or "stock: why".
+        notes: one line for each thing that the user should know about how the pair was loaded.
+    """
+
+    target: MuseGlimmer
+    drafter: DFlash | None
+    tokenizer: Any | None
+    eos_token_ids: frozenset[int]
+    dtype: mx.Dtype
+    plan: MemoryPlan
+    target_path: Path
+    drafter_path: Path | None
+    kernels: dict[str, str]
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def max_context(self) -> int:
+        return self.plan.context
+
+    @property
+    def block_size(self) -> int:
+        """Slots of the drafter's block, the anchor's included; 1 without a drafter."""
+        return self.drafter.config.block_size if self.drafter else 1
+
+    def without_drafter(self) -> Pair:
+        """The same target for plain decoding: no drafter work at all."""
+        return replace(self, drafter=None, drafter_path=None)
+
+
+def load(
+    target: str | Path,
+    draft: str | Path | None = AUTO,
+    *,
+    max_context: int | None = None,
+    max_memory: int | None = None,
+    kernels: str = "auto",
+) -> Pair:
+    """Load a target and its drafter.
+
+    Args:
+        target: "pocket" (the embedded pair), a folder, or a hub id.
+        draft: a folder or a hub id; "auto" takes the target's known drafter; `None` decodes plainly.
+        max_context: tokens that the memory plan is made for; default the most that fits, at most the model's.
+        max_memory: bytes that may be used; default what the machine recommends.
+        kernels: "auto", "stock" or "metal".
+    Raises:
+        InputError: a name or an option is wrong, or the plan does not fit (`MemoryPlanError`).
+        CheckpointError: a config, tensor or file cannot be used; nothing stays loaded.
+    """
+    serving, notes = _kernels(kernels), []
+    target_path, drafter_path = _paths(target, draft, notes)
+    checkpoint, config = read_target(target_path)
+    found = read_drafter(drafter_path, config) if drafter_path else None
+    sizes = Sizes(
+        config,
+        found[1] if found else None,
+        checkpoint.nbytes,
+        found[0].nbytes if found else 0,
+        checkpoint.dtype.size,
+    )
+    plan = plan_memory(sizes, max_context, max_memory)
+    if checkpoint.skipped:
+        notes.append(f"{len(checkpoint.skipped)} vision tensors skipped: this runtime reads text only.")
+
+    model = MuseGlimmer(config)
+    build(model, checkpoint)
+    drafter = DFlash(found[1]) if found else None
+    if drafter and found:
+        build(drafter, found[0])
+    _prove(model, drafter, checkpoint)
+    return Pair(
+        target=model,
+        drafter=drafter,
+        tokenizer=load_tokenizer(target_path),
+        eos_token_ids=_end_tokens(target_path, config),
+        dtype=checkpoint.dtype,
+        plan=plan,
+        target_path=target_path,
+        drafter_path=drafter_path,
+        kernels=serving,
+        notes=tuple(notes),
+    )
+
+
+def _kernels(choice: str) -> dict[str, str]:
+    """Which implementation serves each operation."""
+    if choice not in KERNEL_CHOICES:
+        expected = f"one of {', '.join(KERNEL_CHOICES)}"
+        raise InputError(must("load", "kernels", expected, repr(choice), "Leave it out to let the runtime choose."))
+    if choice == "metal":
+        todo = "This version ships no Metal kernel yet; leave --kernels out."
+        raise InputError(must("load", "kernels", "'auto' or 'stock'", "'metal'", todo))
+    why = "asked for" if choice == "stock" else "this version ships no Metal kernel yet"
+    return dict.fromkeys(OPERATIONS, f"stock: {why}")
+
+
+def _paths(target: str | Path, draft: str | Path | None, notes: list[str]) -> tuple[Path, Path | None]:
+    """Folders of target and drafter; "auto" finds the drafter that is known for the target."""
+    pocket = str(target) == POCKET
+    target_path = find("models/pocket/target") if pocket else resolve(target)
+    if draft is None:
+        return target_path, None
+    if str(draft) != AUTO:
+        return target_path, resolve(draft)
+    if pocket:
+        return target_path, find("models/pocket/drafter")
+    notes.append(f"No drafter is known for {target}: it decodes plainly. Give one with draft= (--draft).")
+    return target_path, None
+
+
+def _end_tokens(folder: Path, config: TargetConfig) -> frozenset[int]:
+    """All end tokens: generation_config.json's where it names any, else the config's (as in mlx-lm)."""
+    path = folder / "generation_config.json"
+    given = read_json(path).get("eos_token_id") if path.is_file() else None
+    ids = config.eos_token_ids if given is None else tuple(given) if isinstance(given, list) else (given,)
+    for token in ids:
+        if not isinstance(token, int) or not 0 <= token < config.vocab_size:
+            expected = f"token ids below {config.vocab_size}"
+            raise CheckpointError(must("config", "eos_token_id", expected, repr(ids), "Correct the config."))
+    return frozenset(ids)
+
+
+def _prove(target: MuseGlimmer, drafter: DFlash | None, checkpoint: Checkpoint) -> None:
+    """One token through both models: their first logits are finite, and the weights are there."""
+    config = target.config
+    cache = TargetCache(config, checkpoint.dtype, config.max_position)
+    token = mx.array([config.bos_token_id or 0], dtype=mx.uint32)
+    forward = target(token, [Part(cache, 1, 1)], drafter.config.taps if drafter else ())
+    proofs = {"the target's first logits": forward.logits}
+    if drafter:
+        context = DrafterContext(drafter.config, checkpoint.dtype)
+        drafter.extend(context, forward.taps)
+        context.advance(1)
+        block = mx.full((drafter.config.block_size,), drafter.config.mask_token_id, dtype=mx.uint32)
+        proofs["the drafter's first logits"] = drafter.draft_logits(block, context, target, 1)
+    for name, logits in proofs.items():
+        if logits is None or not bool(mx.all(mx.isfinite(logits))):
+            todo = "A weight is broken: download or convert the checkpoint again."
+            raise CheckpointError(must("load", name, "finite", "NaN or infinity", todo))

@@ -1,0 +1,126 @@
+"""The memory plan: what a pair will take, computed from configs and headers before a weight is read."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import mlx.core as mx
+
+from .config import DrafterConfig, TargetConfig, ring_rows
+from .errors import MemoryPlanError, must
+
+PREFILL_STEP = 2048  # tokens; the default upper bound of one prefill forward
+FLOAT32 = 4  # bytes
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Bytes by part, for a session of `context` tokens.
+
+    Attributes:
+        context: tokens that the plan is made for.
+        parts: part -> bytes.
+        limit: bytes that may be used.
+    """
+
+    context: int
+    parts: dict[str, int]
+    limit: int
+
+    @property
+    def total(self) -> int:
+        return sum(self.parts.values())
+
+    def table(self) -> str:
+        """One line for a message: each part in GiB."""
+        parts = ", ".join(f"{name} {size / GIB:.2f}" for name, size in self.parts.items())
+        return f"{self.total / GIB:.2f} GiB ({parts}) for a context of {self.context} tokens"
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What a plan is computed from.
+
+    Attributes:
+        target_bytes, drafter_bytes: of the weights, from the files' headers.
+        item: bytes of one cached number.
+    """
+
+    target: TargetConfig
+    drafter: DrafterConfig | None
+    target_bytes: int
+    drafter_bytes: int
+    item: int
+
+    def parts(self, context: int) -> dict[str, int]:
+        """Bytes by part for a session of `context` tokens."""
+        target, drafter = self.target, self.drafter
+        row = 2 * target.num_kv_heads * target.head_dim * self.item  # keys and values of one position
+        full = target.full_layers * row
+        sliding = (target.num_layers - target.full_layers) * row
+        step = min(PREFILL_STEP, target.max_rows, context)
+        width = max(3 * target.intermediate_size, 4 * target.num_heads * target.head_dim, 4 * target.hidden_size)
+        rows = max(16, drafter.block_size if drafter else 0)
+        parts = {
+            "target weights": self.target_bytes,
+            "drafter weights": self.drafter_bytes,
+            "full layers' cache": full * context,
+            "its growth": full * context // 2 // max(1, target.full_layers),  # one layer's old buffer at a time
+            "sliding layers' rings": sliding * ring_rows(target.window),
+            "prefill working set": step * width * FLOAT32,
+            "logits": 4 * rows * target.vocab_size * FLOAT32,
+        }
+        if drafter:
+            held = 2 * drafter.num_kv_heads * drafter.head_dim * self.item * drafter.num_layers
+            parts["drafter's rings"] = held * ring_rows(drafter.window)
+            parts["taps"] = 2 * step * len(drafter.taps) * target.hidden_size * self.item
+        return parts
+
+
+def machine_limit() -> int:
+    """Bytes that this machine lets a model use.
+
+    On a Mac the GPU's recommended working set (28 of 36 GiB, 112 of 128), elsewhere the memory, or the control
+    group's share of it.
+    """
+    info = mx.device_info() if mx.metal.is_available() else {}
+    recommended = info.get("max_recommended_working_set_size")
+    if recommended:
+        return int(recommended)
+    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    group = Path("/sys/fs/cgroup/memory.max")
+    share = group.read_text().strip() if group.is_file() else "max"
+    return min(physical, int(share)) if share.isdigit() else physical
+
+
+def plan_memory(sizes: Sizes, max_context: int | None, max_memory: int | None) -> MemoryPlan:
+    """Plan for the asked context, or for the largest that fits, at most the model's.
+
+    Raises:
+        MemoryPlanError: it does not fit; the message says what would.
+    """
+    limit = machine_limit() if max_memory is None else min(max_memory, machine_limit())
+    most = sizes.target.max_position
+    if max_context is not None and not 1 <= max_context <= most:
+        expected = f"between 1 and the model's {most}"
+        raise MemoryPlanError(must("load", "max_context", expected, max_context, "Ask for less."))
+    fits = _largest_fitting(sizes, limit, max_context or most)
+    plan = MemoryPlan(max_context or max(fits, 1), sizes.parts(max_context or max(fits, 1)), limit)
+    if plan.total > limit:
+        name = "max_memory" if max_memory is not None and limit == max_memory else "the machine's limit"
+        advice = f"A context of {fits} tokens would fit." if fits else "Not even one token fits: use fewer bits."
+        expected = f"at least {plan.table()}"
+        raise MemoryPlanError(must("load", name, expected, f"{limit / GIB:.2f} GiB", advice))
+    return plan
+
+
+def _largest_fitting(sizes: Sizes, limit: int, most: int) -> int:
+    """The largest context up to `most` whose plan fits, 0 where none does (the plan grows with it)."""
+    low, high = 0, most
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if sum(sizes.parts(middle).values()) <= limit else (low, middle - 1)
+    return low

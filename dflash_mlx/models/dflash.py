@@ -1,0 +1,135 @@
+"""The DFlash v1 drafter: fills a block of mask tokens in one pass, from the target's own features.
+
+It has no embedding and no head: it reads the target's raw table and raw head. Letters: S block, E model
+width, L taps, T context rows. Source: transformers 5.24, `muse_glimmer_assistant`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from ..cache import DrafterContext, Rows, ring_mask
+from ..config import DrafterConfig
+from .layers import RMSNorm, SwiGLU, heads, joined, rope
+from .muse_glimmer import MuseGlimmer
+
+
+class Encoder(nn.Module):
+    """Joins the taps into one context feature: norm(fc [tap 1 | .. | tap L]), [T, E]."""
+
+    def __init__(self, config: DrafterConfig):
+        super().__init__()
+        self.fc = nn.Linear(len(config.taps) * config.hidden_size, config.hidden_size, bias=False)
+        self.output_norm_enc = RMSNorm(config.hidden_size, config.rms_norm_eps)
+
+    def __call__(self, taps: Sequence[mx.array]) -> mx.array:
+        return self.output_norm_enc(self.fc(mx.concatenate(list(taps), axis=-1)))
+
+
+class Attention(nn.Module):
+    """The block's queries over the projected context and the block's own keys, bidirectional in the block."""
+
+    def __init__(self, config: DrafterConfig):
+        super().__init__()
+        width = config.num_heads * config.head_dim
+        kv_width = config.num_kv_heads * config.head_dim
+        self.q_proj = nn.Linear(config.hidden_size, width, bias=False)
+        self.k_proj = nn.Linear(config.hidden_size, kv_width, bias=False)
+        self.v_proj = nn.Linear(config.hidden_size, kv_width, bias=False)
+        self.o_proj = nn.Linear(width, config.hidden_size, bias=False)
+        self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
+        self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
+        self.config = config
+
+    def write(self, x: mx.array, rows: Rows, offset: int) -> None:
+        """Write the keys and values of [1, T, E] for positions offset..offset+T-1."""
+        keys = self.k_norm(heads(self.k_proj(x), self.config.num_kv_heads))
+        values = heads(self.v_proj(x), self.config.num_kv_heads)
+        rows.write(offset, rope(keys, self.config.rope_theta, offset), values)
+
+    def __call__(self, x: mx.array, rows: Rows, offset: int, mask: mx.array) -> mx.array:
+        queries = self.q_norm(heads(self.q_proj(x), self.config.num_heads))
+        queries = rope(queries, self.config.rope_theta, offset)
+        self.write(x, rows, offset)
+        held = mask.shape[-1]
+        output = mx.fast.scaled_dot_product_attention(
+            queries,
+            rows.keys[:, :, :held],
+            rows.values[:, :, :held],
+            scale=self.config.head_dim**-0.5,
+            mask=mask,
+        )
+        return self.o_proj(joined(output))
+
+
+class Layer(nn.Module):
+    """Pre-norm attention and MLP."""
+
+    def __init__(self, config: DrafterConfig):
+        super().__init__()
+        self.self_attn = Attention(config)
+        self.mlp = SwiGLU(config.hidden_size, config.intermediate_size)
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+
+    def __call__(self, x: mx.array, rows: Rows, offset: int, mask: mx.array) -> mx.array:
+        x = x + self.self_attn(self.input_layernorm(x), rows, offset, mask)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class DFlash(nn.Module):
+    """The drafter. Its context lives in a `DrafterContext`, one per session."""
+
+    def __init__(self, config: DrafterConfig):
+        super().__init__()
+        self.config = config
+        self.encoder = Encoder(config)
+        self.layers = [Layer(config) for _ in range(config.num_layers)]
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+
+    @property
+    def dtype(self) -> mx.Dtype:
+        """Of the drafter's activations; the target's may be another."""
+        return self.norm.weight.dtype
+
+    def extend(self, context: DrafterContext, taps: Sequence[mx.array]) -> None:
+        """Project the taps of the next positions and write them past the context's offset.
+
+        Args:
+            context: the session's; the caller advances it by the rows it keeps.
+            taps: L arrays [T, E] for positions offset..offset+T-1, T at most the ring's rows less its window.
+        """
+        context.reserve(taps[0].shape[0])
+        features = self.encoder([tap.astype(self.dtype) for tap in taps])[None]  # not passed through the layers' input norm
+        for layer, rows in zip(self.layers, context.layers, strict=True):
+            layer.self_attn.write(features, rows, context.offset)
+
+    def draft_logits(self, block: mx.array, context: DrafterContext, target: MuseGlimmer, rows: int) -> mx.array:
+        """Draft one block after the context; nothing is kept and nothing is evaluated.
+
+        Args:
+            block: [S] uint32, the anchor and the mask tokens.
+            context: holds the positions before the anchor's.
+            target: whose raw table and raw head are read.
+            rows: how many slots to score.
+        Returns:
+            [rows, V] float32, raw head logits of slots 1..rows; slot i is the token at offset + i.
+        """
+        x = self.hidden(target.embed_tokens(block).astype(self.dtype), context)
+        return target.head(x[1 : 1 + rows]).astype(mx.float32)
+
+    def hidden(self, x: mx.array, context: DrafterContext) -> mx.array:
+        """The block's last hidden rows, [S, E] -> [S, E]."""
+        size, offset = x.shape[0], context.offset
+        context.reserve(size)
+        held = min(context.ring, -(-(offset + size) // 16) * 16)
+        # The window counts from each query and includes its far edge: |q - p| <= window.
+        span = self.config.window + 1
+        mask = ring_mask(offset, size, held, context.ring, span, causal=False, start=context.start)
+        x = x[None]
+        for layer, rows in zip(self.layers, context.layers, strict=True):
+            x = layer(x, rows, offset, mask)
+        return self.norm(x)[0]

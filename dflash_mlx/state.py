@@ -1,0 +1,117 @@
+"""One session's state: tokens, the target's cache, the drafter's context. All rollback is here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+
+from .cache import DrafterContext, TargetCache
+from .load import Pair
+
+BACKLOG_ROWS = 64  # rows decoded without drafting are projected for the drafter in batches of this
+
+
+class HostReads:
+    """The only place where the host waits for the device; it counts how often."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def read(self, array: mx.array, along: Sequence[mx.array] = ()) -> list[int]:
+        """Evaluate `array` [N] together with `along`, and give its numbers to the host."""
+        mx.eval(array, *along)
+        self.count += 1
+        return [int(value) for value in array.tolist()]  # type: ignore[union-attr]
+
+
+class State:
+    """Tokens t0..tn are committed; the caches hold t0..t(n-1); tn is the anchor.
+
+    Attributes:
+        tokens: the committed ids.
+        cache: the target's keys and values.
+        context: the drafter's, or `None` without a drafter.
+    """
+
+    def __init__(self, pair: Pair):
+        self.pair = pair
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything."""
+        pair = self.pair
+        self.tokens: list[int] = []
+        self.cache = TargetCache(pair.target.config, pair.dtype, pair.max_context)
+        self.context = DrafterContext(pair.drafter.config, pair.dtype) if pair.drafter else None
+        self._backlog: list[list[mx.array]] = []  # per plain step: the taps, each [T, E], not yet projected
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """The target's layers whose rows the drafter wants."""
+        return self.pair.drafter.config.taps if self.pair.drafter else ()
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        """What must be evaluated with each read, so that no graph outlives its round."""
+        return self.cache.arrays + (self.context.arrays if self.context else [])
+
+    @property
+    def _projected(self) -> int:
+        """Positions that the drafter has been given, the backlog included."""
+        return (self.context.offset if self.context else 0) + sum(taps[0].shape[0] for taps in self._backlog)
+
+    @property
+    def held(self) -> int:
+        """Positions that both caches hold; less than the target's only after an interrupted commit."""
+        return min(self.cache.offset, self._projected) if self.context else self.cache.offset
+
+    def commit(self, tokens: Sequence[int], taps: Sequence[mx.array]) -> None:
+        """Keep the first rows of the last forward, one for each committed token, and the tokens themselves.
+
+        The rows are those of the anchor and of all but the last token, which becomes the anchor.
+        """
+        self.keep(len(tokens), taps)
+        self.tokens.extend(tokens)
+
+    def keep(self, rows: int, taps: Sequence[mx.array], unseen: int = 0) -> None:
+        """Keep the first `rows` rows of the last forward; their taps are projected later, in batches.
+
+        Args:
+            rows: how many.
+            taps: the forward's, each [T, E] with T at least `rows`.
+            unseen: the first rows that the drafter will never see, nor anything before them.
+        """
+        self.cache.advance(rows)
+        if self.context is None:
+            return
+        if unseen:
+            self._backlog = []
+            self.context.skip_to(self.cache.offset - rows + unseen)
+        if unseen < rows:
+            self._backlog.append([tap[unseen:rows] for tap in taps])
+        if self._projected - self.context.offset >= BACKLOG_ROWS:
+            self.project_backlog()
+
+    def project_backlog(self) -> None:
+        """Bring the drafter's context up to date with the target's cache."""
+        drafter, context = self.pair.drafter, self.context
+        if not self._backlog or drafter is None or context is None:
+            return
+        joined = [mx.concatenate(rows) if len(rows) > 1 else rows[0] for rows in zip(*self._backlog, strict=True)]
+        self._backlog = []
+        for begin in range(0, joined[0].shape[0], context.max_rows):
+            piece = [rows[begin : begin + context.max_rows] for rows in joined]
+            drafter.extend(context, piece)
+            context.advance(piece[0].shape[0])
+
+    def roll_back(self, position: int) -> bool:
+        """Go back to `position` rows; returns whether that was possible (else nothing has changed)."""
+        self.project_backlog()
+        if not self.cache.can_trim_to(position) or (self.context and not self.context.can_trim_to(position)):
+            return False
+        self.cache.trim_to(position)
+        if self.context:
+            self.context.trim_to(position)
+        del self.tokens[position:]
+        return True
