@@ -1,0 +1,94 @@
+"""The command line ``dflash-mlx``: one file per command, errors turned into exit codes here and nowhere else.
+
+Importing this package imports neither MLX nor a tokenizer library, so that ``--help`` answers at once.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any, NoReturn
+
+import click
+
+from ..errors import DFlashError
+from ..resources import version
+from .doctor import doctor
+from .generate import generate
+
+EXIT_FAILED, EXIT_BAD_INPUT, EXIT_INTERRUPTED = 1, 2, 130
+
+EXAMPLES = """\b
+Examples:
+  dflash-mlx generate "def fibonacci(n):"
+  dflash-mlx doctor
+"""
+
+
+class LibraryError(click.ClickException):
+    """An error of the library, shown with its own text, as click shows its usage errors."""
+
+    def __init__(self, error: DFlashError) -> None:
+        super().__init__(str(error))
+        # Errors that are also a ValueError are the input's fault: an option, a prompt, a checkpoint.
+        self.exit_code = EXIT_BAD_INPUT if isinstance(error, ValueError) else EXIT_FAILED
+
+
+class Commands(click.Group):
+    """The group of all commands; what a command raises becomes an exit code in `invoke`."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command that was asked for."""
+        try:
+            return super().invoke(ctx)
+        except DFlashError as error:
+            raise LibraryError(error) from error
+        except BrokenPipeError:
+            _stop_writing()
+            ctx.exit(EXIT_FAILED)
+        except KeyboardInterrupt:
+            click.echo("Interrupted.", err=True)
+            ctx.exit(EXIT_INTERRUPTED)
+
+
+def _stop_writing() -> None:
+    """Send the rest of stdout nowhere: its reader has left, and Python would complain about it at exit."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
+
+
+def _show_version(ctx: click.Context, _param: click.Parameter, wanted: bool) -> None:
+    """Print the version of this distribution and stop."""
+    if wanted and not ctx.resilient_parsing:
+        click.echo(f"dflash-mlx (dflash-mlx-muse) {version()}")
+        ctx.exit()
+
+
+@click.group(
+    cls=Commands,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog=EXAMPLES,
+)
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_show_version,
+    help="Show the version and exit.",
+)
+def cli() -> None:
+    """Muse Glimmer on MLX with DFlash: the target model's own tokens, sooner."""
+
+
+cli.add_command(generate)
+cli.add_command(doctor)
+
+
+def main() -> NoReturn:
+    """Run the command line and exit: 0 done, 1 failed, 2 bad input, 130 interrupted."""
+    if sys.stdout is None:  # closed by the caller
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (open until the process ends)
+    cli(prog_name="dflash-mlx")
+    raise SystemExit(0)

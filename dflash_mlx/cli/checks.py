@@ -1,0 +1,174 @@
+"""The examinations behind ``dflash-mlx doctor``; each gives facts, and problems with what to do about them."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import DFlashError
+from ..resources import DISTRIBUTION, PACKAGE_FOLDER, find, version
+
+if TYPE_CHECKING:
+    from ..stats import Stats
+
+OTHER = "dflash-mlx"
+PACKAGES = ("mlx", "mlx-lm", "transformers", "huggingface_hub")
+PROBE = "def fibonacci(n):"
+
+Facts = dict[str, Any]
+Problems = list[dict[str, str]]
+
+
+def examine() -> Facts:
+    """Run all examinations; the report is plain data, ready for JSON."""
+    problems: Problems = []
+    pair, serving = pocket(problems)
+    report: Facts = {
+        "versions": versions(problems),
+        "machine": machine(problems),
+        "names": names(problems),
+        "pocket": pair,
+        "kernels": kernels(problems) | serving,
+    }
+    return report | {"problems": problems}
+
+
+def versions(problems: Problems) -> Facts:
+    """Give the versions of Python, of this distribution and of what it stands on."""
+    found: Facts = {"python": platform.python_version(), DISTRIBUTION: version()}
+    for package in PACKAGES:
+        found[package] = _installed(package)
+        if found[package] is None:
+            _add(problems, f"{package} is not installed.", f"Run: {sys.executable} -m pip install {package}")
+    return found
+
+
+def machine(problems: Problems) -> Facts:
+    """Give the system, the chip, the memory, and the device that MLX takes."""
+    facts: Facts = {"system": _system(), "chip": _chip(), "memory_bytes": _memory(), "device": None}
+    try:
+        import mlx.core as mx
+
+        from ..memory import machine_limit
+
+        facts["device"] = mx.default_device().type.name
+        # On a Mac this is the GPU's recommended working set, elsewhere the memory that this process may use.
+        facts["usable_bytes"] = machine_limit()
+    except Exception as error:  # whatever keeps MLX from starting is what is to be reported
+        _add(problems, f"MLX does not start: {error}", "Install mlx again (on Linux: mlx[cpu]).")
+    return facts
+
+
+def names(problems: Problems) -> Facts:
+    """Say whether the other project of almost this name is installed, and which one is imported."""
+    facts: Facts = {"imported_from": str(PACKAGE_FOLDER), f"{OTHER}_installed": _installed(OTHER)}
+    if facts[f"{OTHER}_installed"] is None:
+        return facts
+    facts["import_finds"] = _what_import_finds()
+    ours = facts["import_finds"] == str(PACKAGE_FOLDER)
+    taken = "this project" if ours else "another copy"
+    _add(
+        problems,
+        f"{OTHER} {facts[f'{OTHER}_installed']} is installed beside {DISTRIBUTION}: another project with the same "
+        f"import name and command. `import dflash_mlx` takes {taken} ({facts['import_finds']}).",
+        f"Keep one in this environment: {sys.executable} -m pip uninstall {OTHER} {DISTRIBUTION}, "
+        f"then install {DISTRIBUTION} again.",
+    )
+    return facts
+
+
+def pocket(problems: Problems) -> tuple[Facts, dict[str, str]]:
+    """Find the pocket pair and let it generate; give the facts, and what serves each operation."""
+    facts: Facts = {"path": None, "target_bytes": None, "drafter_bytes": None, "runs": False}
+    try:
+        folder = find("models/pocket")
+        facts["path"] = str(folder)
+        facts["target_bytes"] = _folder_size(folder / "target")
+        facts["drafter_bytes"] = _folder_size(folder / "drafter")
+        stats = _generate_with_pocket()
+    except (DFlashError, ImportError) as error:
+        _add(problems, f"The pocket pair does not run: {error}", f"Install {DISTRIBUTION} again.")
+        return facts, {}
+    facts |= {"runs": True, "speculation": stats.speculation}
+    return facts, stats.kernels
+
+
+def kernels(problems: Problems) -> Facts:
+    """Find the folder of kernels."""
+    try:
+        folder = find("metal")
+    except DFlashError as error:
+        _add(problems, str(error), f"Install {DISTRIBUTION} again.")
+        return {"path": None}
+    return {"path": str(folder), "files": len(list(folder.glob("*.metal")))}
+
+
+def _add(problems: Problems, what: str, todo: str) -> None:
+    problems.append({"what": what, "do": todo})
+
+
+def _installed(package: str) -> str | None:
+    """Give the installed version of a distribution, or None."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _system() -> str:
+    """Name the operating system with its version."""
+    if sys.platform == "darwin":
+        return f"macOS {platform.mac_ver()[0]} {platform.machine()}"
+    try:
+        name = platform.freedesktop_os_release().get("PRETTY_NAME", platform.system())
+    except OSError:
+        name = platform.system()
+    return f"{name} {platform.machine()}"
+
+
+def _chip() -> str:
+    """Name the chip as its maker does."""
+    if sys.platform == "darwin":
+        command = ["sysctl", "-n", "machdep.cpu.brand_string"]
+        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip() or "unknown"
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return models[0] if models else platform.processor() or "unknown"
+
+
+def _memory() -> int | None:
+    """Give the machine's memory in bytes."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError):
+        return None
+
+
+def _what_import_finds() -> str:
+    """Ask a new interpreter, outside any checkout, which folder `import dflash_mlx` would take."""
+    code = "import importlib.util as u, pathlib; print(pathlib.Path(u.find_spec('dflash_mlx').origin).resolve().parent)"
+    with tempfile.TemporaryDirectory() as nowhere:
+        run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=nowhere)
+    return run.stdout.strip() or "nothing"
+
+
+def _folder_size(folder: Path) -> int:
+    """Add up the files of a folder, in bytes."""
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+
+
+def _generate_with_pocket() -> Stats:
+    """Load the pocket pair and generate a few tokens with it."""
+    from ..generate import generate
+    from ..load import load
+
+    return generate(load("pocket"), PROBE, max_tokens=8).stats

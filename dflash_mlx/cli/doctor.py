@@ -1,0 +1,58 @@
+"""``dflash-mlx doctor``: what is installed, what the machine has, and whether the pocket pair runs."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+
+from .checks import examine
+from .render import size
+
+EXAMPLES = """\b
+Examples:
+  dflash-mlx doctor
+  dflash-mlx doctor --json > doctor.json
+"""
+
+
+@click.command(epilog=EXAMPLES, short_help="Examine the installation and the machine.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
+def doctor(as_json: bool) -> None:
+    """Say what is installed, what the machine has, and whether the pocket pair runs.
+
+    Exit code 0: all is well, 1: something is broken; then each problem comes with what to do.
+    """
+    report = examine()
+    click.echo(json.dumps(report, indent=2, ensure_ascii=False) if as_json else _as_text(report))
+    if report["problems"]:
+        click.get_current_context().exit(1)
+
+
+def _as_text(report: dict[str, Any]) -> str:
+    """Write the report for people: a block per subject, then the problems."""
+    lines: list[str] = []
+    for title in ("versions", "machine", "names", "pocket", "kernels"):
+        lines.append(title)
+        lines += [f"  {_label(name):<20} {_value(name, value)}" for name, value in report[title].items()]
+    if not report["problems"]:
+        return "\n".join([*lines, "", "No problems found."])
+    lines += ["", "problems"]
+    for problem in report["problems"]:
+        lines += [f"  {problem['what']}", f"    {problem['do']}"]
+    return "\n".join(lines)
+
+
+def _label(name: str) -> str:
+    """Write a key of the report for people."""
+    return name.removesuffix("_bytes").replace("_", " ") if name != "huggingface_hub" else name
+
+
+def _value(name: str, value: Any) -> str:
+    """Write one value; what counts bytes is shown as a size."""
+    if value is None:
+        return "–"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return size(value) if name.endswith("_bytes") else str(value)

@@ -1,0 +1,152 @@
+"""``dflash-mlx generate``: one prompt in, text on stdout as it comes, one summary line on stderr."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ..errors import DFlashError, InputError, must
+from .interrupt import Interrupts
+from .render import PrefillBar, hide_downloads, note, summary_line
+from .shared import generation_flags, generation_options, load_arguments, model_flags, output_flags
+
+if TYPE_CHECKING:
+    from ..load import Pair
+    from ..stats import Generation
+
+POCKET_NOTE = (
+    "No --model given: running the pocket pair, a small model of Python code that comes with the package."
+)
+EXAMPLES = """\b
+Examples:
+  dflash-mlx generate "def fibonacci(n):"
+  dflash-mlx generate "class Stack:" --max-tokens 64 --temperature 0.7 --seed 7
+  cat module.py | dflash-mlx generate - --stop $'\\n\\n'
+  dflash-mlx generate "import os" --json | python3 -m json.tool
+  dflash-mlx generate "Once" --model ./target-4bit --draft ./drafter
+  dflash-mlx generate "Once" --model ./target-4bit --no-draft
+"""
+
+
+@click.command(epilog=EXAMPLES, short_help="Continue a prompt; text streams to stdout.")
+@click.argument("prompt", required=False)
+@model_flags
+@generation_flags
+@output_flags
+def generate(prompt: str | None, as_json: bool, quiet: bool, **flags: Any) -> None:
+    """Continue PROMPT, or what comes on standard input where PROMPT is "-".
+
+    Text goes to stdout as it is generated, everything else to stderr. Exit code 0: done, 1: failed, 2: bad input,
+    130: interrupted with Ctrl-C (what was generated is printed first).
+    """
+    arguments = load_arguments(flags)
+    options = generation_options(flags)
+    text = _read_prompt(prompt)
+    if flags["model"] is None:
+        note(POCKET_NOTE, quiet)
+    writer = _JsonWriter() if as_json else _TextWriter()
+    try:
+        pair = _load(arguments, quiet)
+        generation = _run(pair, text, options, writer, quiet)
+    except KeyboardInterrupt:
+        generation = _nothing()
+    writer.finish(generation)
+    note(summary_line(generation), quiet)
+    if generation.finish_reason == "cancelled":
+        raise KeyboardInterrupt
+
+
+def _read_prompt(prompt: str | None) -> str:
+    """Give the prompt's text, from the command line or from standard input."""
+    if prompt is None:
+        raise click.UsageError("Missing argument 'PROMPT'. Give a text, or - to read it from standard input.")
+    try:
+        if prompt == "-":
+            return sys.stdin.buffer.read().decode("utf-8") if sys.stdin else ""
+        prompt.encode("utf-8")  # bytes of the command line that are no text arrive as lone surrogates
+        return prompt
+    except UnicodeError as error:
+        todo = "Convert it first, for example with iconv."
+        raise InputError(must("generate", "prompt", "UTF-8 text", f"other bytes ({error})", todo)) from error
+
+
+def _load(arguments: dict[str, Any], quiet: bool) -> Pair:
+    """Load the pair, and pass on what there is to know about it."""
+    from ..load import load
+
+    if quiet:
+        hide_downloads()
+    pair = load(**arguments)
+    for line in pair.notes:
+        note(line, quiet)
+    return pair
+
+
+class _TextWriter:
+    """Writes text to stdout as it comes."""
+
+    def __init__(self) -> None:
+        self._last = ""
+        # A terminal that cannot show a character gets a replacement, not an error in the middle of a text.
+        sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
+
+    def write(self, text: str) -> None:
+        """Write a piece of text at once."""
+        if text:
+            sys.stdout.write(text)
+            sys.stdout.flush()
+            self._last = text[-1]
+
+    def finish(self, _generation: Generation) -> None:
+        """End the last line, as text files and shells expect."""
+        if self._last not in ("", "\n"):
+            self.write("\n")
+
+
+class _JsonWriter:
+    """Writes one JSON object when all is done."""
+
+    def write(self, text: str) -> None:
+        """Leave the text for the object."""
+
+    def finish(self, generation: Generation) -> None:
+        """Write the object on one line."""
+        click.echo(json.dumps(generation.to_dict(), ensure_ascii=False))
+
+
+def _run(
+    pair: Pair, prompt: str, options: dict[str, Any], writer: _TextWriter | _JsonWriter, quiet: bool
+) -> Generation:
+    """Generate and write as it comes; an interrupted generation says that it was cancelled."""
+    from ..session import Session
+
+    session = Session(pair)
+    with Interrupts() as interrupts, PrefillBar(quiet) as bar:
+
+        def on_prefill(done: int, total: int) -> None:
+            bar(done, total)
+            interrupts.raise_if_asked()
+
+        stream = session.stream_generate(prompt, **options, on_prefill=on_prefill)
+        try:
+            for chunk in stream:
+                writer.write(chunk.text)
+                if interrupts.asked:
+                    break
+        except DFlashError as error:
+            writer.finish(error.partial or _nothing())
+            raise
+        finally:
+            # An unfinished stream that is closed records what was generated up to here.
+            stream.close()
+    return session.last_generation or _nothing()
+
+
+def _nothing() -> Generation:
+    """Give the generation that was cancelled before its first token."""
+    from ..stats import Generation, Stats
+
+    return Generation("", [], "cancelled", Stats(speculation="off: cancelled before the first token"))

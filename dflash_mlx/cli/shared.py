@@ -1,0 +1,165 @@
+"""The flags that several commands share, and how they become arguments of the library.
+
+A flag that is not given is not passed on: the defaults and the limits stand in `dflash_mlx.options` alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from typing import Any, TypeVar
+
+import click
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+UNITS = {"": 1, "B": 1} | {
+    prefix + suffix: base**power
+    for power, prefix in enumerate("KMGT", start=1)
+    for suffix, base in (("", 1000), ("B", 1000), ("IB", 1024))
+}
+LOAD_FLAGS = ("model", "draft", "no_draft", "max_context", "max_memory", "kernels")
+
+
+class Size(click.ParamType):
+    """A number of bytes, with or without a unit: ``24GB``, ``512MiB``, ``1000000``."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Give the number of bytes."""
+        if isinstance(value, int):
+            return value
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", value)
+        if match is None or match[2].upper() not in UNITS:
+            self.fail(f"{value!r} is not a number of bytes; write 24GB, 512MiB or 1000000.", param, ctx)
+        return int(float(match[1]) * UNITS[match[2].upper()])
+
+
+class DraftLength(click.ParamType):
+    """``auto`` or a number of tokens; the library knows the drafter's block and checks the upper end."""
+
+    name = "auto|N"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
+        """Give ``"auto"`` or the number."""
+        if value == "auto" or isinstance(value, int):
+            return value
+        try:
+            return int(value)
+        except ValueError:
+            self.fail(f"{value!r} is neither 'auto' nor a number of tokens.", param, ctx)
+
+
+class LibraryOption(click.Option):
+    """A flag whose default stands in `Options` and is applied there; ``--help`` looks it up."""
+
+    def get_help_extra(self, ctx: click.Context) -> Any:
+        """Add the default to what ``--help`` says."""
+        from ..options import Options
+
+        extra = super().get_help_extra(ctx)
+        default = next(item.default for item in fields(Options) if item.name == self.name)
+        if default is not None:
+            extra["default"] = str(default)
+        return extra
+
+
+def model_flags(command: Command) -> Command:
+    """Add the flags that say which pair is loaded, and into how much memory."""
+    return _add(
+        command,
+        click.option(
+            "--model",
+            metavar="FOLDER|HUB-ID",
+            help="The target: a folder or a hub id. Without it, the pocket pair that comes with the package.",
+        ),
+        click.option(
+            "--draft",
+            metavar="FOLDER|HUB-ID",
+            help="The drafter: a folder or a hub id. Without it, the one that is known for the target.",
+        ),
+        click.option("--no-draft", is_flag=True, help="Decode plainly, with the target alone."),
+        click.option(
+            "--max-context",
+            type=int,
+            metavar="TOKENS",
+            help="The context that memory is planned for. Without it, what fits, at most the model's own.",
+        ),
+        click.option(
+            "--max-memory",
+            type=Size(),
+            metavar="SIZE",
+            help="Memory that may be used: 24GB, 512MiB, or bytes. Without it, what the machine recommends.",
+        ),
+        click.option("--kernels", metavar="auto|stock|metal", help="Which kernels may serve.  [default: auto]"),
+    )
+
+
+def generation_flags(command: Command) -> Command:
+    """Add the flags that are options of `dflash_mlx.generate`, with the same names."""
+    return _add(
+        command,
+        _option("--max-tokens", int, "Tokens to generate at most."),
+        _option("--temperature", float, "0 takes the likeliest token; above 0, sampling."),
+        _option("--top-p", float, "Sample from the likeliest tokens that have this share together; 1 is all."),
+        _option("--top-k", int, "Sample from this many of the likeliest tokens; 0 is all."),
+        _option("--min-p", float, "Drop tokens below this share of the likeliest one; 0 drops none."),
+        _option("--repetition-penalty", float, "Penalty on tokens that occurred lately; 1 is none."),
+        _option("--repetition-context", int, "How many of the last tokens the penalty looks at."),
+        _option("--seed", int, "Seed of the sampling: the same seed gives the same text."),
+        click.option(
+            "--stop",
+            multiple=True,
+            metavar="TEXT",
+            help="Stop where this text is generated. May be given several times.",
+        ),
+        _option("--draft-length", DraftLength(), "Tokens to draft in a round; 0 is plain decoding."),
+        _option("--prefill-step-size", int, "Tokens of the prompt to work on at once, at most."),
+    )
+
+
+def output_flags(command: Command) -> Command:
+    """Add ``--json`` and ``--quiet``."""
+    return _add(
+        command,
+        click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text."),
+        click.option("--quiet", "-q", is_flag=True, help="Nothing on stderr but errors."),
+    )
+
+
+def load_arguments(flags: Mapping[str, Any]) -> dict[str, Any]:
+    """Give the arguments of `dflash_mlx.load` that the flags ask for."""
+    if flags["draft"] is not None and flags["no_draft"]:
+        raise click.UsageError("--draft and --no-draft exclude each other. Leave one of them out.")
+    arguments = {name: flags[name] for name in ("max_context", "max_memory", "kernels", "draft")}
+    arguments = {name: value for name, value in arguments.items() if value is not None}
+    if flags["no_draft"]:
+        arguments["draft"] = None
+    return {"target": flags["model"] or "pocket"} | arguments
+
+
+def generation_options(flags: Mapping[str, Any]) -> dict[str, Any]:
+    """Give the options of `dflash_mlx.generate` that the flags ask for, checked before anything is loaded."""
+    from ..options import Options
+
+    options = {
+        name: value
+        for name, value in flags.items()
+        if name not in LOAD_FLAGS and value is not None and value != ()
+    }
+    Options(**options)
+    return options
+
+
+def _option(flag: str, kind: Any, text: str) -> Callable[[Command], Command]:
+    """Make the flag of an option of `dflash_mlx.generate`."""
+    return click.option(flag, type=kind, help=text, cls=LibraryOption)
+
+
+def _add(command: Command, *flags: Callable[[Command], Command]) -> Command:
+    """Apply decorators so that ``--help`` lists the flags in the order in which they are given here."""
+    for flag in reversed(flags):
+        command = flag(command)
+    return command
