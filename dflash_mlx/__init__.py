@@ -1,11 +1,29 @@
-"""Block-diffusion speculative decoding of Muse Glimmer with DFlash drafters, on MLX."""
+"""Block-diffusion speculative decoding of Muse Glimmer with DFlash drafters, on MLX.
 
-from .errors import CheckpointError, DFlashError, InputError, MemoryPlanError, ProcessorError
-from .generate import generate, stream_generate
-from .load import Pair, load
-from .options import Options
-from .session import Session
-from .stats import Chunk, Generation, Round, Stats
+The names are loaded when they are first used: `dflash-mlx --help` must not wait for MLX.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .errors import CheckpointError, DFlashError, InputError, MemoryPlanError, ProcessorError
+    from .generation import generate, stream_generate
+    from .pair import Pair, load
+    from .options import Options
+    from .session import Session
+    from .stats import Chunk, Generation, Round, Stats
+
+PLACES = {
+    "errors": ("CheckpointError", "DFlashError", "InputError", "MemoryPlanError", "ProcessorError"),
+    "generation": ("generate", "stream_generate"),
+    "pair": ("Pair", "load"),
+    "options": ("Options",),
+    "session": ("Session",),
+    "stats": ("Chunk", "Generation", "Round", "Stats"),
+}
 
 __all__ = [
     "CheckpointError",
@@ -24,3 +42,10 @@ __all__ = [
     "load",
     "stream_generate",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    for module, names in PLACES.items():
+        if name in names:
+            return getattr(import_module(f".{module}", __name__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

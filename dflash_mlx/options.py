@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
-
-import mlx.core as mx
+from typing import TYPE_CHECKING, Any
 
 from .errors import InputError, must
 
-LogitsProcessor = Callable[[mx.array, mx.array], mx.array]
+if TYPE_CHECKING:
+    import mlx.core as mx
+
+    LogitsProcessor = Callable[[mx.array, mx.array], mx.array]
+
 AUTO = "auto"
 
 

@@ -12,7 +12,7 @@ import mlx.core as mx
 from .choice import Choice
 from .draft_length import AutoDraftLength, FixedDraftLength
 from .errors import DFlashError, InputError, must
-from .load import Pair
+from .pair import Pair
 from .options import Options
 from .output import Output
 from .prefill import Progress, prefill, reuse

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 from .cache import DrafterContext, TargetCache
-from .load import Pair
+from .pair import Pair
 
 BACKLOG_ROWS = 64  # rows decoded without drafting are projected for the drafter in batches of this
 

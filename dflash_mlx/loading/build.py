@@ -15,6 +15,7 @@ from ..errors import CheckpointError, must
 from ..models.dflash import DFlash
 from ..models.muse_glimmer import MuseGlimmer
 from .files import Tensor, read_json, read_tensors
+from .legacy import is_legacy, modern_config, modern_name
 from .layouts import canonical, drafter_name, is_vision, target_name
 from .quantisation import Quantisation, module_quantisation
 
@@ -51,10 +52,10 @@ class Checkpoint(NamedTuple):
 def read_checkpoint(folder: Path, raw: dict[str, Any], rename: Callable[[str], str]) -> Checkpoint:
     """Read a folder's headers; `raw` is its config file."""
     found = read_tensors(folder)
-    tensors = canonical(found, rename)
-    return Checkpoint(
-        folder, raw, tensors, module_quantisation(raw, tensors, rename), [name for name in found if is_vision(name)]
-    )
+    name = (lambda given: modern_name(rename(given))) if is_legacy(found) else rename
+    tensors = canonical(found, name)
+    quantised = module_quantisation(raw, tensors, name)
+    return Checkpoint(folder, raw, tensors, quantised, [given for given in found if is_vision(given)])
 
 
 def _quantise(model: nn.Module, quantised: Mapping[str, Quantisation]) -> None:
@@ -127,7 +128,8 @@ def build(model: nn.Module, checkpoint: Checkpoint) -> None:
 def read_target(folder: Path) -> tuple[Checkpoint, TargetConfig]:
     """A target's headers and config; no weight is read."""
     raw = read_json(folder / "config.json")
-    config = TargetConfig.from_dict(raw)  # another family's folder is told by its config, not by its tensors
+    # Another family's folder is told by its config, not by its tensors.
+    config = TargetConfig.from_dict(modern_config(raw))
     return read_checkpoint(folder, raw, target_name), config
 
 

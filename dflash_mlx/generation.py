@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from .load import Pair
+from .pair import Pair
 from .session import Session
 from .stats import Chunk, Generation
 from .text import Prompt
