@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .errors import CheckpointError, DFlashError, InputError, MemoryPlanError, ProcessorError
     from .generation import generate, stream_generate
-    from .pair import Pair, load
     from .options import Options
+    from .pair import Pair, load
     from .session import Session
     from .stats import Chunk, Generation, Round, Stats
 

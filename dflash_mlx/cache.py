@@ -182,9 +182,7 @@ class DrafterContext(History):
 
     def __init__(self, config: DrafterConfig, dtype: mx.Dtype):
         super().__init__(config.window)
-        self.layers = [
-            Rows(config.num_kv_heads, config.head_dim, dtype, self.ring) for _ in range(config.num_layers)
-        ]
+        self.layers = [Rows(config.num_kv_heads, config.head_dim, dtype, self.ring) for _ in range(config.num_layers)]
 
     def skip_to(self, position: int) -> None:
         """Leave out the positions before `position`: what was held is dropped."""

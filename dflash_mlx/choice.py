@@ -160,9 +160,7 @@ class Choice:
             logprobs = keep_top_k(logprobs, options.top_k)
         return logprobs
 
-    def _processed(
-        self, logits: mx.array, history: Sequence[int], drafted: mx.array | None, row: int
-    ) -> mx.array:
+    def _processed(self, logits: mx.array, history: Sequence[int], drafted: mx.array | None, row: int) -> mx.array:
         """One row, [1, V], through the user's processors with the history that belongs to it."""
         tokens = mx.array(list(history), dtype=mx.uint32)
         if drafted is not None and row:
@@ -181,5 +179,7 @@ class Choice:
             logits = result.astype(mx.float32)
             if bool(mx.all(mx.isnan(logits))):
                 todo = "Mend it."
-                raise ProcessorError(must("generate", f"logits processor {name}", "returning numbers", "only NaN", todo))
+                raise ProcessorError(
+                    must("generate", f"logits processor {name}", "returning numbers", "only NaN", todo)
+                )
         return logits

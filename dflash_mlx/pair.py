@@ -84,7 +84,8 @@ def load(
         InputError: a name or an option is wrong, or the plan does not fit (`MemoryPlanError`).
         CheckpointError: a config, tensor or file cannot be used; nothing stays loaded.
     """
-    serving, notes = _kernels(kernels), []
+    serving = _kernels(kernels)
+    notes: list[str] = []
     target_path, drafter_path = _paths(target, draft, notes)
     checkpoint, config = read_target(target_path)
     found = read_drafter(drafter_path, config) if drafter_path else None

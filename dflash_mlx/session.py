@@ -12,9 +12,9 @@ import mlx.core as mx
 from .choice import Choice
 from .draft_length import AutoDraftLength, FixedDraftLength
 from .errors import DFlashError, InputError, must
-from .pair import Pair
 from .options import Options
 from .output import Output
+from .pair import Pair
 from .prefill import Progress, prefill, reuse
 from .round import decode_round
 from .state import HostReads, State
@@ -101,9 +101,7 @@ class Session:
         if self.pair.drafter:
             options.fixed_draft_length(self.pair.block_size)
 
-    def _stream(
-        self, prompt: list[int], options: Options, run: int, on_prefill: Progress | None
-    ) -> Iterator[Chunk]:
+    def _stream(self, prompt: list[int], options: Options, run: int, on_prefill: Progress | None) -> Iterator[Chunk]:
         """The loop: prefill, then rounds; the record is complete whichever way it ends."""
         limit = min(options.max_tokens, self.pair.max_context - len(prompt) + 1)
         output = Output(TextStream(self.pair.tokenizer, options.stops), self.pair.eos_token_ids, limit)
@@ -121,12 +119,13 @@ class Session:
                     raise DFlashError(must("generate", "the stream", "the session's newest", "an older one", todo))
         except BaseException as error:
             output.cancel()
+            generation = record.close(output)
             if run == self._run:
-                self.last_generation = record.close(output)
+                self.last_generation = generation
+                if isinstance(error, Exception) and not isinstance(error, DFlashError):
+                    self.reset()  # an operation failed half way: what the caches hold is not known
             if isinstance(error, DFlashError):
-                error.partial = record.close(output)
-            elif isinstance(error, Exception):
-                self.reset()  # an operation failed half way: what the caches hold is not known
+                error.partial = generation
             raise
 
     def _tokens(

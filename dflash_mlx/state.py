@@ -20,9 +20,11 @@ class HostReads:
 
     def read(self, array: mx.array, along: Sequence[mx.array] = ()) -> list[int]:
         """Evaluate `array` [N] together with `along`, and give its numbers to the host."""
-        mx.eval(array, *along)
+        numbers = array.astype(mx.int32)
+        mx.eval(numbers, *along)
         self.count += 1
-        return [int(value) for value in array.tolist()]  # type: ignore[union-attr]
+        values: list[int] = numbers.tolist()  # type: ignore[assignment]
+        return values
 
 
 class State:
@@ -98,7 +100,7 @@ class State:
         drafter, context = self.pair.drafter, self.context
         if not self._backlog or drafter is None or context is None:
             return
-        joined = [mx.concatenate(rows) if len(rows) > 1 else rows[0] for rows in zip(*self._backlog, strict=True)]
+        joined = [mx.concatenate(list(rows)) if len(rows) > 1 else rows[0] for rows in zip(*self._backlog, strict=True)]
         self._backlog = []
         for begin in range(0, joined[0].shape[0], context.max_rows):
             piece = [rows[begin : begin + context.max_rows] for rows in joined]

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Union
+from typing import Any
 
 from .errors import CheckpointError, InputError, must
 
 Message = Mapping[str, Any]
-Prompt = Union[str, Sequence[int], Sequence[Message]]
+Prompt = str | Sequence[int] | Sequence[Message]
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "tiktoken.model")
 BROKEN = "\ufffd"  # what a decoder writes for bytes that are no character, or not yet one
 

@@ -25,13 +25,16 @@ Examples:
 """
 
 
-class LibraryError(click.ClickException):
+class Failed(click.ClickException):
     """An error of the library, shown with its own text, as click shows its usage errors."""
 
-    def __init__(self, error: DFlashError) -> None:
-        super().__init__(str(error))
-        # Errors that are also a ValueError are the input's fault: an option, a prompt, a checkpoint.
-        self.exit_code = EXIT_BAD_INPUT if isinstance(error, ValueError) else EXIT_FAILED
+    exit_code = EXIT_FAILED
+
+
+class BadInput(Failed):
+    """An error of the library that the input is at fault for: an option, a prompt, a checkpoint."""
+
+    exit_code = EXIT_BAD_INPUT
 
 
 class Commands(click.Group):
@@ -42,7 +45,8 @@ class Commands(click.Group):
         try:
             return super().invoke(ctx)
         except DFlashError as error:
-            raise LibraryError(error) from error
+            kind = BadInput if isinstance(error, ValueError) else Failed
+            raise kind(str(error)) from error
         except BrokenPipeError:
             _stop_writing()
             ctx.exit(EXIT_FAILED)

@@ -168,7 +168,6 @@ def _folder_size(folder: Path) -> int:
 
 def _generate_with_pocket() -> Stats:
     """Load the pocket pair and generate a few tokens with it."""
-    from ..generate import generate
-    from ..load import load
+    from .. import generate, load
 
     return generate(load("pocket"), PROBE, max_tokens=8).stats

@@ -14,12 +14,10 @@ from .render import PrefillBar, hide_downloads, note, summary_line
 from .shared import generation_flags, generation_options, load_arguments, model_flags, output_flags
 
 if TYPE_CHECKING:
-    from ..load import Pair
+    from ..pair import Pair
     from ..stats import Generation
 
-POCKET_NOTE = (
-    "No --model given: running the pocket pair, a small model of Python code that comes with the package."
-)
+POCKET_NOTE = "No --model given: running the pocket pair, a small model of Python code that comes with the package."
 EXAMPLES = """\b
 Examples:
   dflash-mlx generate "def fibonacci(n):"
@@ -75,7 +73,7 @@ def _read_prompt(prompt: str | None) -> str:
 
 def _load(arguments: dict[str, Any], quiet: bool) -> Pair:
     """Load the pair, and pass on what there is to know about it."""
-    from ..load import load
+    from .. import load
 
     if quiet:
         hide_downloads()
@@ -121,7 +119,7 @@ def _run(
     pair: Pair, prompt: str, options: dict[str, Any], writer: _TextWriter | _JsonWriter, quiet: bool
 ) -> Generation:
     """Generate and write as it comes; an interrupted generation says that it was cancelled."""
-    from ..session import Session
+    from .. import Session
 
     session = Session(pair)
     with Interrupts() as interrupts, PrefillBar(quiet) as bar:
@@ -130,7 +128,7 @@ def _run(
             bar(done, total)
             interrupts.raise_if_asked()
 
-        stream = session.stream_generate(prompt, **options, on_prefill=on_prefill)
+        stream: Any = session.stream_generate(prompt, **options, on_prefill=on_prefill)
         try:
             for chunk in stream:
                 writer.write(chunk.text)

@@ -43,7 +43,7 @@ def summary_line(generation: Generation) -> str:
     """
     stats = generation.stats
     parts = [
-        f"{stats.generated_tokens} tokens",
+        f"{stats.generated_tokens} token{'' if stats.generated_tokens == 1 else 's'}",
         f"{_number(stats.generated_tokens_per_s, 1)} tok/s",
         f"first token {_number(stats.time_to_first_token_s, 2)} s",
         *_speculation(stats),

@@ -145,9 +145,7 @@ def generation_options(flags: Mapping[str, Any]) -> dict[str, Any]:
     from ..options import Options
 
     options = {
-        name: value
-        for name, value in flags.items()
-        if name not in LOAD_FLAGS and value is not None and value != ()
+        name: value for name, value in flags.items() if name not in LOAD_FLAGS and value is not None and value != ()
     }
     Options(**options)
     return options

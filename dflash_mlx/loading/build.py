@@ -15,8 +15,8 @@ from ..errors import CheckpointError, must
 from ..models.dflash import DFlash
 from ..models.muse_glimmer import MuseGlimmer
 from .files import Tensor, read_json, read_tensors
-from .legacy import is_legacy, modern_config, modern_name
 from .layouts import canonical, drafter_name, is_vision, target_name
+from .legacy import is_legacy, modern_config, modern_name
 from .quantisation import Quantisation, module_quantisation
 
 FLOATS = {"F32": mx.float32, "F16": mx.float16, "BF16": mx.bfloat16}
@@ -101,7 +101,8 @@ def _check_tensors(model: nn.Module, checkpoint: Checkpoint) -> None:
 
 def _read_weights(model: nn.Module, checkpoint: Checkpoint) -> None:
     """Hand the lazy, memory-mapped tensors to the model; look at norms and scales only."""
-    files = {file: mx.load(str(file)) for file in {tensor.file for _, tensor in checkpoint.tensors.values()}}
+    paths = {tensor.file for _, tensor in checkpoint.tensors.values()}
+    files: dict[Path, Any] = {path: mx.load(str(path)) for path in paths}
     weights = [(short, files[tensor.file][name]) for short, (name, tensor) in checkpoint.tensors.items()]
     small = [(short, w) for short, w in weights if w.ndim == 1 or short.endswith((".scales", ".biases"))]
     bad = mx.stack([mx.any(~mx.isfinite(weight)) for _, weight in small])

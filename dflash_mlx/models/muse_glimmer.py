@@ -46,9 +46,7 @@ class Attention(nn.Module):
         queries = rms(heads(self.q_proj(x), config.num_heads), config.rms_norm_eps)
         keys = rms(heads(self.k_proj(x), config.num_kv_heads), config.rms_norm_eps)
         values = heads(self.v_proj(x), config.num_kv_heads)
-        outputs = [
-            self._attend(lane, *(rows[:, :, lane.rows] for rows in (queries, keys, values))) for lane in lanes
-        ]
+        outputs = [self._attend(lane, *(rows[:, :, lane.rows] for rows in (queries, keys, values))) for lane in lanes]
         output = outputs[0] if len(outputs) == 1 else mx.concatenate(outputs, axis=2)
         return self.o_proj(joined(output) * mx.sigmoid(self.gate_proj(x)))
 
