@@ -103,9 +103,8 @@ class DFlash(nn.Module):
             taps: L arrays [T, E] for positions offset..offset+T-1, T at most the ring's rows less its window.
         """
         context.reserve(taps[0].shape[0])
-        features = self.encoder([tap.astype(self.dtype) for tap in taps])[
-            None
-        ]  # not passed through the layers' input norm
+        # The features are not passed through the layers' input norm; only the block's rows are.
+        features = self.encoder([tap.astype(self.dtype) for tap in taps])[None]
         for layer, rows in zip(self.layers, context.layers, strict=True):
             layer.self_attn.write(features, rows, context.offset)
 
