@@ -1,22 +1,18 @@
-"""The command line: what goes where, exit codes, the text of each message, Ctrl-C and closed pipes."""
+"""The command line: what goes where, what a flag means, exit codes, and the text of each message."""
 
 from __future__ import annotations
 
 import json
 import os
-import pty
 import re
-import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import fields
-from pathlib import Path
-from types import SimpleNamespace
 
 import click
 import pytest
-from click.testing import CliRunner, Result
+from command import POCKET_LINE, PROMPT, run, start
 
 from dflash_mlx.cli import cli
 from dflash_mlx.cli.render import size, summary_line
@@ -24,30 +20,11 @@ from dflash_mlx.cli.shared import LOAD_FLAGS, Size
 from dflash_mlx.errors import CheckpointError, DFlashError, InputError
 from dflash_mlx.stats import Generation, Round, Stats
 
-ROOT = Path(__file__).resolve().parent.parent
 generate_module = sys.modules["dflash_mlx.cli.generate"]  # the package has the command under this name
-PROMPT = "def fibonacci(n):"
-POCKET_LINE = (
-    "No --model given: running the pocket pair, a small model of Python code that comes with the package.\n"
-)
 SUMMARY = re.compile(
     r"(\d+) tokens · [\d.]+ tok/s · first token [\d.]+ s · mean accepted [\d.]+ · "
     r"mean length [\d.]+ \(with the target's own token\) · peak memory [\d.]+ [MG]B\n"
 )
-
-
-def run(*arguments: str, stdin: str | bytes | None = None) -> Result:
-    """Run a command in this process, where models that were loaded once load quickly again."""
-    return CliRunner().invoke(cli, list(arguments), input=stdin, prog_name="dflash-mlx")
-
-
-def start(*command: str, code: str | None = None, **pipes: int) -> subprocess.Popen[bytes]:
-    """Start the command line, or a piece of code that calls it, as a process of its own on the CPU device."""
-    pinned = "import mlx.core as mx; mx.set_default_device(mx.cpu); from dflash_mlx.cli import main; main()"
-    runner = ["-c", code or pinned]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": ""}
-    streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | pipes
-    return subprocess.Popen([sys.executable, *runner, *command], cwd=ROOT.anchor, env=environment, **streams)  # type: ignore[call-overload, no-any-return]
 
 
 @pytest.fixture(scope="module")
@@ -67,13 +44,15 @@ class TestHelp:
             "import sys; from dflash_mlx.cli import cli\n"
             "try: cli(['--help'])\n"
             "except SystemExit: pass\n"
-            "print([name for name in ('mlx', 'mlx_lm', 'transformers', 'huggingface_hub', 'numpy') if name in sys.modules])"
+            "heavy = ('mlx', 'mlx_lm', 'transformers', 'huggingface_hub', 'numpy')\n"
+            "print([name for name in heavy if name in sys.modules])"
         )
-        out, _ = start(code=code).communicate(timeout=60)
+        out, _ = start(main=code).communicate(timeout=60)
         assert out.decode().splitlines()[-1] == "[]"
 
     def test_help_lists_the_commands_that_exist(self) -> None:
-        listed = re.findall(r"^  (\w+)  ", run("--help").output.split("Commands:")[1].split("Examples:")[0], re.MULTILINE)
+        commands = run("--help").output.split("Commands:")[1].split("Examples:")[0]
+        listed = re.findall(r"^  (\w+)  ", commands, re.MULTILINE)
         assert listed == ["doctor", "generate"]
 
     @pytest.mark.parametrize("command", ["generate", "doctor"])
@@ -140,8 +119,8 @@ BAD_INPUT = [
     ),
     (
         ["generate", "x", "--draft-length", "16"],
-        "[generate] draft_length must be 'auto' or between 0 and 15 (the drafter's block of 16 less its anchor) but got 16."
-        " Leave it out to let the runtime choose.",
+        "[generate] draft_length must be 'auto' or between 0 and 15 (the drafter's block of 16 less its anchor)"
+        " but got 16. Leave it out to let the runtime choose.",
     ),
     (
         ["generate", "x", "--model", "./no-such-folder"],
@@ -160,7 +139,9 @@ BAD_INPUT = [
 class TestBadInput:
     """Wrong input: exit code 2, the reason on stderr, nothing on stdout."""
 
-    @pytest.mark.parametrize(("arguments", "message"), BAD_INPUT, ids=[" ".join(case[0][1:]) or "bare" for case in BAD_INPUT])
+    @pytest.mark.parametrize(
+        ("arguments", "message"), BAD_INPUT, ids=[" ".join(case[0][1:]) or "bare" for case in BAD_INPUT]
+    )
     def test_message_says_what_is_wrong(self, arguments: list[str], message: str) -> None:
         result = run(*arguments)
         assert f"Error: {message}" in result.stderr
@@ -242,7 +223,7 @@ class TestGenerate:
         wanted = expected(**flags)
         assert found["tokens"] == wanted.tokens
         assert found["tokens"] != expected(**(flags | {"seed": 12})).tokens
-        assert {round_["drafted"] for round_ in found["stats"]["rounds"][:-1]} == {3}
+        assert max(round_["drafted"] for round_ in found["stats"]["rounds"]) == 3
         assert found["stats"]["seed"] == 11
 
     def test_each_stop_text_counts(self, expected: Callable[..., Generation]) -> None:
@@ -253,7 +234,9 @@ class TestGenerate:
         assert found["finish_reason"] == "stop"
         assert found["text"] == text[: text.index(stops[0])]
 
-    def test_without_a_drafter_the_summary_says_why_nothing_is_drafted(self, expected: Callable[..., Generation]) -> None:
+    def test_without_a_drafter_the_summary_says_why_nothing_is_drafted(
+        self, expected: Callable[..., Generation]
+    ) -> None:
         result = run("generate", PROMPT, "--max-tokens", "8", "--no-draft")
         assert re.search(r" · speculation off: [a-z].* · peak memory", result.stderr)
         assert result.stdout.removesuffix("\n") == expected(max_tokens=8).text.removesuffix("\n")
@@ -264,17 +247,17 @@ class TestGenerate:
         assert "\x1b" not in result.stderr + result.stdout
 
     def test_text_comes_as_it_is_generated(self) -> None:
-        code = (
+        waiting = (
             "import dflash_mlx.cli.generate, sys\n"
             "module = sys.modules['dflash_mlx.cli.generate']\n"
             "class Writer(module._TextWriter):\n"
             "    def write(self, text):\n"
             "        super().write(text)\n"
             "        if text.strip(): sys.stdin.readline()\n"
-            "module._TextWriter = Writer\n"
-            "from dflash_mlx.cli import main; main()"
+            "module._TextWriter = Writer"
         )
-        process = start("generate", PROMPT, "--max-tokens", "48", "--draft-length", "2", code=code, stdin=subprocess.PIPE)
+        flags = ("--max-tokens", "48", "--draft-length", "2")
+        process = start("generate", PROMPT, *flags, before=waiting, stdin=subprocess.PIPE)
         assert process.stdout is not None
         first = os.read(process.stdout.fileno(), 1000)  # the process waits for us after each piece of text
         rest, _ = process.communicate(b"\n" * 100, timeout=60)
@@ -282,203 +265,16 @@ class TestGenerate:
         assert process.returncode == 0
 
 
-class TestInterrupt:
-    """Ctrl-C: what was generated is printed first, exit code 130."""
-
-    # Presses Ctrl-C from inside, when a given piece of text is written: a real signal at a known place.
-    CODE = (
-        "import os, signal, sys\n"
-        "import dflash_mlx.cli.generate\n"
-        "module = sys.modules['dflash_mlx.cli.generate']\n"
-        "def pressing(kind):\n"
-        "    class Writer(kind):\n"
-        "        count = 0\n"
-        "        def write(self, text):\n"
-        "            super().write(text)\n"
-        "            self.count += 1\n"
-        "            if self.count == 3: os.kill(os.getpid(), signal.SIGINT)\n"
-        "    return Writer\n"
-        "module._TextWriter = pressing(module._TextWriter)\n"
-        "module._JsonWriter = pressing(module._JsonWriter)\n"
-        "import mlx.core as mx; mx.set_default_device(mx.cpu)\n"
-        "from dflash_mlx.cli import main; main()"
-    )
-
-    def test_text_so_far_is_kept(self, expected: Callable[..., Generation]) -> None:
-        process = start("generate", PROMPT, "--max-tokens", "120", "--draft-length", "2", code=self.CODE)
-        out, err = (stream.decode() for stream in process.communicate(timeout=60))
-        assert process.returncode == 130
-        assert out.strip()
-        assert expected(max_tokens=120).text.startswith(out.removesuffix("\n"))
-        assert re.search(r"^cancelled · \d+ tokens · ", err, re.MULTILINE)
-        assert err.endswith("Interrupted.\n")
-
-    def test_json_says_cancelled(self, expected: Callable[..., Generation]) -> None:
-        process = start("generate", PROMPT, "--max-tokens", "120", "--draft-length", "2", "--json", code=self.CODE)
-        out, _ = process.communicate(timeout=60)
-        found = json.loads(out)
-        assert process.returncode == 130
-        assert found["finish_reason"] == "cancelled"
-        assert 0 < len(found["tokens"]) < 120
-        assert found["tokens"] == expected(max_tokens=120).tokens[: len(found["tokens"])]
-        assert found["stats"]["generated_tokens"] == len(found["tokens"])
-
-    def test_signal_from_outside_stops_a_long_run(self) -> None:
-        process = start("generate", PROMPT, "--max-tokens", "5000", "--temperature", "1", "--seed", "3")
-        assert process.stdout is not None
-        assert os.read(process.stdout.fileno(), 100)
-        process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=30)
-        assert process.returncode == 130
-        assert b"Traceback" not in err
-
-    @pytest.mark.parametrize("as_json", [False, True], ids=["text", "json"])
-    def test_before_the_first_token_there_is_an_empty_answer(
-        self, monkeypatch: pytest.MonkeyPatch, as_json: bool
-    ) -> None:
-        def press(*_: object) -> None:
-            os.kill(os.getpid(), signal.SIGINT)
-            pytest.fail("the signal came too late")
-
-        monkeypatch.setattr(generate_module, "_load", press)
-        result = run("generate", PROMPT, *(["--json"] if as_json else []))
-        assert result.exit_code == 130
-        if not as_json:
-            assert result.stdout == ""
-            return
-        found = json.loads(result.stdout)
-        assert (found["text"], found["tokens"], found["finish_reason"]) == ("", [], "cancelled")
-        assert found["stats"]["speculation"] == "off: cancelled before the first token"
-
-    def test_during_the_prefill_the_step_at_hand_is_the_last(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        steps = []
-
-        def press(_bar: object, done: int, _total: int) -> None:
-            steps.append(done)
-            os.kill(os.getpid(), signal.SIGINT)
-
-        monkeypatch.setattr(generate_module.PrefillBar, "__call__", press)
-        result = run("generate", "x = 1\n" * 40, "--prefill-step-size", "8", "--json")
-        assert result.exit_code == 130
-        assert len(steps) == 1
-        assert json.loads(result.stdout)["finish_reason"] == "cancelled"
-
-
-class TestFailure:
-    """A failure in the middle, and a reader that leaves."""
-
-    def test_what_was_generated_before_a_failure_is_printed(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        partial = Generation("half a te", [5, 6], "cancelled", Stats(generated_tokens=2))
-
-        def broken(*_: object, **__: object):  # noqa: ANN202
-            yield SimpleNamespace(text="half a te", finish_reason=None)
-            error = DFlashError("[round] logits must be finite but got NaN. Report this.")
-            error.partial = partial
-            raise error
-
-        monkeypatch.setattr("dflash_mlx.session.Session.stream_generate", broken)
-        text, as_json = run("generate", PROMPT), run("generate", PROMPT, "--json")
-        assert text.stdout == "half a te\n"
-        assert json.loads(as_json.stdout)["tokens"] == [5, 6]
-        for result in (text, as_json):
-            assert result.exit_code == 1
-            assert result.stderr.endswith("Error: [round] logits must be finite but got NaN. Report this.\n")
-
-    def test_a_reader_that_leaves_ends_the_run_without_a_traceback(self) -> None:
-        process = start("generate", PROMPT, "--max-tokens", "5000", "--temperature", "1", "--seed", "3")
-        assert process.stdout is not None
-        os.read(process.stdout.fileno(), 10)
-        process.stdout.close()
-        process.stdout = None
-        _, err = process.communicate(timeout=60)
-        assert process.returncode == 1
-        assert err.decode() == POCKET_LINE
-
-    def test_characters_that_the_terminal_lacks_are_replaced(self) -> None:
-        code = (
-            "import sys; sys.stdout.reconfigure(encoding='ascii')\n"
-            "import dflash_mlx.cli.generate\n"
-            "writer = sys.modules['dflash_mlx.cli.generate']._TextWriter()\n"
-            "writer.write('größe'); writer.finish(None)"
-        )
-        out, err = start(code=code).communicate(timeout=60)
-        assert (out, err) == (b"gr??e\n", b"")
-
-
-class TestTerminal:
-    """What only a terminal shows."""
-
-    def test_a_long_prompt_shows_its_progress(self) -> None:
-        ours, theirs = pty.openpty()
-        arguments = ("generate", "x = 1\n" * 100, "--max-tokens", "2", "--prefill-step-size", "8")
-        process = start(*arguments, stderr=theirs)
-        os.close(theirs)
-        seen = b""
-        while True:
-            try:
-                piece = os.read(ours, 4096)
-            except OSError:  # the other end is closed
-                break
-            if not piece:
-                break
-            seen += piece
-        os.close(ours)
-        out, _ = process.communicate(timeout=60)
-        assert re.search(rb"prompt .*\d+/\d+", seen)
-        assert b"\x1b" not in out
-
-
-class TestDoctor:
-    """``dflash-mlx doctor``."""
-
-    def test_json_says_what_is_there(self) -> None:
-        result = run("doctor", "--json")
-        report = json.loads(result.stdout)
-        assert (report["problems"], result.exit_code) == ([], 0)
-        assert {"python", "dflash-mlx-muse", "mlx", "mlx-lm", "transformers", "huggingface_hub"} <= report["versions"].keys()
-        assert all(report["versions"].values())
-        assert report["machine"]["memory_bytes"] >= report["machine"]["usable_bytes"] > 10**9
-        assert report["pocket"]["runs"] is True
-        assert report["pocket"]["speculation"] == "on"
-        assert report["pocket"]["target_bytes"] > report["pocket"]["drafter_bytes"] > 10**5
-        assert report["kernels"]["block_attention"].startswith("stock: ")
-
-    def test_text_has_a_block_per_subject(self) -> None:
-        result = run("doctor")
-        assert re.findall(r"^\w+$", result.stdout, re.MULTILINE) == ["versions", "machine", "names", "pocket", "kernels"]
-        assert re.search(r"^  usable +[\d.]+ [GT]B$", result.stdout, re.MULTILINE)
-        assert result.stdout.endswith("\nNo problems found.\n")
-
-    def test_the_other_project_of_almost_this_name_is_reported(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        other = tmp_path / "dflash_mlx-0.1.8.dist-info"
-        other.mkdir()
-        (other / "METADATA").write_text("Metadata-Version: 2.1\nName: dflash-mlx\nVersion: 0.1.8\n")
-        (tmp_path / "dflash_mlx").mkdir()
-        (tmp_path / "dflash_mlx" / "__init__.py").write_text("")
-        monkeypatch.syspath_prepend(str(tmp_path))
-        monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-        result = run("doctor")
-        assert result.exit_code == 1
-        assert "dflash-mlx 0.1.8 is installed beside dflash-mlx-muse" in result.stdout
-        assert f"`import dflash_mlx` takes another copy ({tmp_path.resolve() / 'dflash_mlx'})" in result.stdout
-        assert "pip uninstall dflash-mlx dflash-mlx-muse, then install dflash-mlx-muse again." in result.stdout
-
-    def test_a_pocket_pair_that_is_broken_is_reported(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-        for name in ("target", "drafter"):
-            (tmp_path / name).mkdir()
-        monkeypatch.setattr("dflash_mlx.load.find", lambda name: tmp_path / Path(name).name)
-        result = run("doctor", "--json")
-        [problem] = json.loads(result.stdout)["problems"]
-        assert problem["what"].startswith("The pocket pair does not run: [")
-        assert problem["do"] == "Install dflash-mlx-muse again."
-        assert result.exit_code == 1
-
-
 @pytest.mark.parametrize(
     ("text", "count"),
-    [("1000", 1000), ("24GB", 24 * 10**9), ("24gb", 24 * 10**9), ("1.5 GiB", 3 * 2**29), ("512M", 512 * 10**6), ("7B", 7)],
+    [
+        ("1000", 1000),
+        ("24GB", 24 * 10**9),
+        ("24gb", 24 * 10**9),
+        ("1.5 GiB", 3 * 2**29),
+        ("512M", 512 * 10**6),
+        ("7B", 7),
+    ],
 )
 def test_size_understands_units(text: str, count: int) -> None:
     assert Size().convert(text, None, None) == count
@@ -499,7 +295,11 @@ def test_size_is_written_in_powers_of_a_thousand(count: int, text: str) -> None:
 
 
 def test_summary_counts_the_targets_own_token_in_mean_length_alone() -> None:
-    rounds = [Round(7, 3, 4, [], [], None, None, 0.1), Round(7, 4, 5, [], [], None, None, 0.1), Round(0, 0, 1, [], [], None, None, 0.1)]
+    rounds = [
+        Round(7, 3, 4, [], [], None, None, 0.1),
+        Round(7, 4, 5, [], [], None, None, 0.1),
+        Round(0, 0, 1, [], [], None, None, 0.1),
+    ]
     stats = Stats(10, 0, 11, 0.123, 80.0, 45.67, 3, 250_000_000, rounds=rounds)
     assert summary_line(Generation("", [], "length", stats)) == (
         "11 tokens · 45.7 tok/s · first token 0.12 s · mean accepted 3.50 · "
@@ -510,4 +310,4 @@ def test_summary_counts_the_targets_own_token_in_mean_length_alone() -> None:
 def test_summary_of_a_single_token_claims_no_speed() -> None:
     stats = Stats(generated_tokens=1, time_to_first_token_s=0.5, speculation="off: asked for")
     line = summary_line(Generation("", [], "length", stats))
-    assert line == "1 tokens · – tok/s · first token 0.50 s · speculation off: asked for · peak memory 0 B"
+    assert line == "1 token · – tok/s · first token 0.50 s · speculation off: asked for · peak memory 0 B"

@@ -68,7 +68,9 @@ def test_wheel_contains_nothing_else(wheel: Path) -> None:
 def test_wheel_names_distribution_command_and_licence(wheel: Path) -> None:
     assert wheel.name.startswith("dflash_mlx_muse-")
     with zipfile.ZipFile(wheel) as archive:
-        texts = {name.split("/", 1)[1]: archive.read(name).decode() for name in archive.namelist() if ".dist-info/" in name}
+        texts = {
+            name.split("/", 1)[1]: archive.read(name).decode() for name in archive.namelist() if ".dist-info/" in name
+        }
     assert "dflash-mlx = dflash_mlx.cli:main" in texts["entry_points.txt"]
     assert "License-Expression: Apache-2.0" in texts["METADATA"]
     assert "mlx[cpu]>=0.32.2; sys_platform == 'linux'" in texts["METADATA"]

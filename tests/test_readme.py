@@ -80,6 +80,14 @@ def test_readme_tree_lists_what_exists() -> None:
     assert missing == []
 
 
+def test_readme_tree_leaves_no_part_of_the_package_out() -> None:
+    tree = next(block for block in BLOCKS if "pyproject.toml" in block and "dflash_mlx/" in block)
+    listed = set(re.findall(r"^  (\S+)", tree.split("dflash_mlx/")[1], re.MULTILINE))
+    files = {path.name for path in (ROOT / "dflash_mlx").glob("*.py")}
+    folders = {f"{path.parent.name}/" for path in (ROOT / "dflash_mlx").glob("*/__init__.py")}
+    assert (files | folders) - listed == set()
+
+
 def test_summary_adds_up_the_suites(summary: ModuleType, tmp_path: Path) -> None:
     (tmp_path / "default").write_text(
         "tests/a.py ..\n===== 310 passed, 2 skipped, 40 deselected, 1 warning in 300.50s (0:05:00) =====\n"

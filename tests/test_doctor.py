@@ -1,0 +1,59 @@
+"""``dflash-mlx doctor``: what it finds, and what it says where something is broken."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from command import run
+
+PACKAGES = ["python", "dflash-mlx-muse", "mlx", "mlx-lm", "transformers", "huggingface_hub"]
+SUBJECTS = ["versions", "machine", "names", "pocket", "kernels"]
+
+
+def test_json_says_what_is_there() -> None:
+    result = run("doctor", "--json")
+    report = json.loads(result.stdout)
+    assert (report["problems"], result.exit_code) == ([], 0)
+    assert list(report["versions"]) == PACKAGES
+    assert all(report["versions"].values())
+    assert report["machine"]["memory_bytes"] >= report["machine"]["usable_bytes"] > 10**9
+    assert report["pocket"]["runs"] is True
+    assert report["pocket"]["speculation"] == "on"
+    assert report["pocket"]["target_bytes"] > report["pocket"]["drafter_bytes"] > 10**5
+    assert report["kernels"]["block_attention"].startswith("stock: ")
+
+
+def test_text_has_a_block_per_subject() -> None:
+    result = run("doctor")
+    assert re.findall(r"^\w+$", result.stdout, re.MULTILINE) == SUBJECTS
+    assert re.search(r"^  usable +[\d.]+ [GT]B$", result.stdout, re.MULTILINE)
+    assert result.stdout.endswith("\nNo problems found.\n")
+
+
+def test_the_other_project_of_almost_this_name_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = tmp_path / "dflash_mlx-0.1.8.dist-info"
+    other.mkdir()
+    (other / "METADATA").write_text("Metadata-Version: 2.1\nName: dflash-mlx\nVersion: 0.1.8\n")
+    (tmp_path / "dflash_mlx").mkdir()
+    (tmp_path / "dflash_mlx" / "__init__.py").write_text("")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    result = run("doctor")
+    assert result.exit_code == 1
+    assert "dflash-mlx 0.1.8 is installed beside dflash-mlx-muse" in result.stdout
+    assert f"`import dflash_mlx` takes another copy ({tmp_path.resolve() / 'dflash_mlx'})" in result.stdout
+    assert "pip uninstall dflash-mlx dflash-mlx-muse, then install dflash-mlx-muse again." in result.stdout
+
+
+def test_a_pocket_pair_that_is_broken_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("target", "drafter"):
+        (tmp_path / name).mkdir()
+    monkeypatch.setattr("dflash_mlx.pair.find", lambda name: tmp_path / Path(name).name)
+    result = run("doctor", "--json")
+    [problem] = json.loads(result.stdout)["problems"]
+    assert problem["what"].startswith("The pocket pair does not run: [")
+    assert problem["do"] == "Install dflash-mlx-muse again."
+    assert result.exit_code == 1
