@@ -143,6 +143,8 @@ def _check_family(raw: Mapping[str, Any], known: tuple[str, ...], what: str) -> 
     if found not in known:
         expected = " or ".join(f"'{name}'" for name in known)
         todo = f"This folder holds no {what}; check --model and --draft."
+        if "DFlash2DraftModel" in (raw.get("architectures") or ()):
+            todo = "DFlash-2 drafters are not supported yet; take a v1 drafter (muse_glimmer_assistant)."
         raise CheckpointError(must("config", f"model_type of the {what}", expected, repr(found), todo))
 
 

@@ -96,6 +96,12 @@ def machine_limit() -> int:
     return min(physical, int(share)) if share.isdigit() else physical
 
 
+def keep_resident(plan: MemoryPlan) -> None:
+    """On a Mac, let the GPU keep the planned memory wired, as mlx-lm does: paged-out weights cost seconds a token."""
+    if mx.metal.is_available():
+        mx.set_wired_limit(min(plan.total, machine_limit()))
+
+
 def plan_memory(sizes: Sizes, max_context: int | None, max_memory: int | None) -> MemoryPlan:
     """Plan for the asked context, or for the largest that fits, at most the model's.
 

@@ -14,7 +14,7 @@ from .errors import CheckpointError, InputError, must
 from .loading.build import Checkpoint, build, read_drafter, read_target
 from .loading.files import read_json
 from .loading.hub import resolve
-from .memory import MemoryPlan, Sizes, plan_memory
+from .memory import MemoryPlan, Sizes, keep_resident, plan_memory
 from .models.dflash import DFlash
 from .models.muse_glimmer import MuseGlimmer
 from .resources import find
@@ -26,7 +26,7 @@ KERNEL_CHOICES = ("auto", "stock", "metal")
 OPERATIONS = ("block_attention", "feature_fusion")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Pair:
     """A target with its drafter, or without one.
 
@@ -99,6 +99,7 @@ def load(
     plan = plan_memory(sizes, max_context, max_memory)
     if checkpoint.skipped:
         notes.append(f"{len(checkpoint.skipped)} vision tensors skipped: this runtime reads text only.")
+    keep_resident(plan)
 
     model = MuseGlimmer(config)
     build(model, checkpoint)
