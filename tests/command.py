@@ -28,5 +28,6 @@ def start(*arguments: str, before: str = "", main: str = MAIN, **pipes: Any) -> 
     """Start the command line as a process of its own, on the CPU device, after the code `before`."""
     code = PINNED + before + "\n" + main if main == MAIN else main
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    environment.pop("PYTHONUNBUFFERED", None)  # whether text comes at once is up to the command
     streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | pipes
     return subprocess.Popen([sys.executable, "-c", code, *arguments], cwd=ROOT.anchor, env=environment, **streams)

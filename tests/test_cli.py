@@ -229,7 +229,7 @@ class TestGenerate:
     def test_each_stop_text_counts(self, expected: Callable[..., Generation]) -> None:
         text = expected(max_tokens=48).text
         stops = [text[10:13], "never in a text"]
-        result = run("generate", PROMPT, "--max-tokens", "48", "--stop", stops[1], "--stop", stops[0], "--json")
+        result = run("generate", PROMPT, "--max-tokens", "48", "--stop", stops[0], "--stop", stops[1], "--json")
         found = json.loads(result.stdout)
         assert found["finish_reason"] == "stop"
         assert found["text"] == text[: text.index(stops[0])]

@@ -38,7 +38,10 @@ class BadInput(Failed):
 
 
 class Commands(click.Group):
-    """The group of all commands; what a command raises becomes an exit code in `invoke`."""
+    """The group of all commands; what a command raises becomes an exit code in `invoke`.
+
+    A reader of stdout that leaves is click's to handle: exit code 1, no message.
+    """
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command that was asked for."""
@@ -47,19 +50,9 @@ class Commands(click.Group):
         except DFlashError as error:
             kind = BadInput if isinstance(error, ValueError) else Failed
             raise kind(str(error)) from error
-        except BrokenPipeError:
-            _stop_writing()
-            ctx.exit(EXIT_FAILED)
         except KeyboardInterrupt:
             click.echo("Interrupted.", err=True)
             ctx.exit(EXIT_INTERRUPTED)
-
-
-def _stop_writing() -> None:
-    """Send the rest of stdout nowhere: its reader has left, and Python would complain about it at exit."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())
-    os.close(nowhere)
 
 
 def _show_version(ctx: click.Context, _param: click.Parameter, wanted: bool) -> None:
