@@ -7,12 +7,13 @@ import os
 import pty
 import re
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 
 import pytest
-from command import POCKET_LINE, PROMPT, run, start
+from command import MAIN, PINNED, POCKET_LINE, PROMPT, ROOT, run, start
 
 from dflash_mlx.errors import DFlashError
 from dflash_mlx.stats import Generation, Stats
@@ -148,6 +149,16 @@ class TestFailure:
         )
         out, err = start(main=code).communicate(timeout=60)
         assert (out, err) == (b"gr??e\n", b"")
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_standard_files_that_are_closed_do_no_harm(closed: str) -> None:
+    command = (sys.executable, "-c", PINNED + MAIN, "generate", PROMPT, "--max-tokens", "3")
+    shell = ("sh", "-c", f'exec "$@" {closed}', "sh", *command)
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    result = subprocess.run(shell, capture_output=True, check=False, timeout=60, env=environment)
+    assert (result.returncode, b"Traceback" in result.stderr) == (0, False)
+    assert bool(result.stdout) == (closed in ("<&-", "2>&-"))
 
 
 class TestTerminal:

@@ -85,7 +85,17 @@ cli.add_command(doctor)
 
 def main() -> NoReturn:
     """Run the command line and exit: 0 done, 1 failed, 2 bad input, 130 interrupted."""
-    if sys.stdout is None:  # closed by the caller
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (open until the process ends)
+    _replace_closed_files()
     cli(prog_name="dflash-mlx")
     raise SystemExit(0)
+
+
+def _replace_closed_files() -> None:
+    """Open on nothing what the caller closed of stdin, stdout and stderr.
+
+    Else the next file that is opened takes the free number, and MLX refuses a checkpoint whose file is number 0.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            nowhere = os.open(os.devnull, os.O_RDWR)  # takes the lowest free number: this one
+            setattr(sys, name, os.fdopen(nowhere, "r" if number == 0 else "w"))

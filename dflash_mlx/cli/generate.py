@@ -63,7 +63,7 @@ def _read_prompt(prompt: str | None) -> str:
         raise click.UsageError("Missing argument 'PROMPT'. Give a text, or - to read it from standard input.")
     try:
         if prompt == "-":
-            return sys.stdin.buffer.read().decode("utf-8") if sys.stdin else ""
+            return sys.stdin.buffer.read().decode("utf-8")
         prompt.encode("utf-8")  # bytes of the command line that are no text arrive as lone surrogates
         return prompt
     except UnicodeError as error:
