@@ -26,6 +26,10 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
+def _is_bias(value: Any) -> bool:
+    return value == -math.inf or (_is_number(value) and abs(value) <= 1e30)
+
+
 def _is_integer(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
@@ -38,11 +42,11 @@ class Options:
         max_tokens: most tokens to generate, at least 1.
         temperature: 0 is greedy; the filters apply above 0 only.
         top_p: keep the most likely tokens up to this mass; 0 or 1 keeps all, as in mlx-lm.
-        top_k: keep this many tokens; 0 keeps all.
+        top_k: keep this many tokens; 0 keeps all, and so does the vocabulary's size or more.
         min_p: keep tokens at least this likely relative to the most likely one.
         repetition_penalty: divides positive and multiplies negative logits of recent tokens; 1 is none.
         repetition_context: how many of the newest tokens count as recent.
-        logit_bias: token id -> number added to its logit.
+        logit_bias: token id -> number added to its logit; -inf bans the token.
         logits_processors: `f(tokens [N], logits [1, V]) -> [1, V]`, as in mlx-lm.
         seed: of the position-keyed noise; `None` draws one, and the statistics say which.
         stop: strings that end the text before them.
@@ -91,10 +95,11 @@ class Options:
             value = getattr(self, name)
             _check(name, "a number between 0 and 1", value, _is_number(value) and 0 <= value <= 1)
         value = self.repetition_penalty
-        _check("repetition_penalty", "a number above 0", value, _is_number(value) and value > 0)
-        bias = self.logit_bias or {}
-        good = isinstance(bias, Mapping) and all(_is_integer(k) and _is_number(v) for k, v in bias.items())
-        _check("logit_bias", "a mapping of token ids to numbers", bias, good)
+        good = _is_number(value) and 1e-6 <= value <= 1e6  # far beyond use; products stay finite in float32
+        _check("repetition_penalty", "a number between 1e-6 and 1e6", value, good)
+        bias = {} if self.logit_bias is None else self.logit_bias
+        good = isinstance(bias, Mapping) and all(_is_integer(k) and _is_bias(v) for k, v in bias.items())
+        _check("logit_bias", "a mapping of token ids to numbers between -1e30 and 1e30, or -inf", bias, good)
         good = isinstance(self.logits_processors, Sequence) and all(map(callable, self.logits_processors))
         _check("logits_processors", "a sequence of functions", self.logits_processors, good)
 

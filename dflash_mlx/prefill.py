@@ -65,7 +65,8 @@ def prefill(
         if last:
             state.project_backlog()
             assert forward.logits is not None
-            (token,) = reads.read(choice.target(forward.logits, end, prompt), state.arrays)
+            chosen = reads.read(choice.target(forward.logits, end, prompt), state.arrays)
+            (token,) = choice.confirmed(chosen)
             state.tokens.append(token)
         else:
             reads.read(mx.zeros((1,)), state.arrays)

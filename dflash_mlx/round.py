@@ -36,7 +36,7 @@ def decode_round(state: State, choice: Choice, length: int, output: Output, read
     accepted = accept(proposal, chosen)
     numbers = reads.read(mx.concatenate([accepted, proposal, chosen]), state.arrays)
     drafted, tokens = numbers[1 : 1 + length], numbers[1 + length :]
-    committed = output.take(tokens[: numbers[0] + 1])
+    committed = output.take(choice.confirmed(tokens[: numbers[0] + 1]))
     state.commit(committed, taps)
     return Round(
         drafted=length,
@@ -59,7 +59,8 @@ def draft(state: State, choice: Choice, length: int) -> mx.array:
     masks = [drafter.config.mask_token_id] * (drafter.config.block_size - 1)
     block = mx.array([state.tokens[-1], *masks], dtype=mx.uint32)
     logits = drafter.draft_logits(block, context, state.pair.target, length)
-    return choice.proposal(logits, len(state.tokens), state.tokens)
+    multiplier = state.pair.target.config.output_multiplier
+    return choice.proposal(logits, len(state.tokens), state.tokens, multiplier)
 
 
 def verify(state: State, choice: Choice, proposal: mx.array) -> tuple[mx.array, list[mx.array]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 import time
 from collections.abc import Iterator, Sequence
@@ -59,6 +60,7 @@ class Session:
         tools: Sequence[Message] | None = None,
         reasoning: str | None = None,
         on_prefill: Progress | None = None,
+        choice_index: int = 0,
         **options: Any,
     ) -> Iterator[Chunk]:
         """Generate, a chunk for the first token and one for each round.
@@ -67,6 +69,7 @@ class Session:
             prompt: text, token ids or chat messages: the whole of it, not only what is new.
             tools, reasoning: for the chat template.
             on_prefill: called with (tokens fed, tokens of the prompt) after each prefill step.
+            choice_index: which answer to one request this is: each has noise of its own, and 0 is the only answer's.
             options: see `Options`.
         Returns:
             An iterator. Closing it early leaves the session usable, and `last_generation` says what there was.
@@ -77,8 +80,11 @@ class Session:
         asked = Options.of(options)
         tokens = encode(self.pair.tokenizer, prompt, tools=tools, reasoning=reasoning)
         self._check(tokens, asked)
+        if not isinstance(choice_index, int) or choice_index < 0:
+            todo = "Correct the argument."
+            raise InputError(must("generate", "choice_index", "an integer of at least 0", repr(choice_index), todo))
         self._run += 1
-        return self._stream(tokens, asked, self._run, on_prefill)
+        return self._stream(tokens, asked, self._run, on_prefill, choice_index)
 
     def _check(self, tokens: Sequence[int], options: Options) -> None:
         """The prompt and the options fit this pair."""
@@ -92,6 +98,9 @@ class Session:
         wrong = next((token for token in options.logit_bias or {} if not 0 <= token < vocab), None)
         if wrong is not None:
             raise InputError(must("generate", "logit_bias", f"for tokens below {vocab}", wrong, "Correct the id."))
+        if sum(value == -math.inf for value in (options.logit_bias or {}).values()) == vocab:
+            todo = "Leave at least one token possible."
+            raise InputError(must("generate", "logit_bias", "above -inf for some token", "-inf for all", todo))
         if len(tokens) > context:
             todo = "Shorten it, or load with a larger max_context."
             raise InputError(must("generate", "prompt", f"at most {context} tokens", len(tokens), todo))
@@ -101,13 +110,16 @@ class Session:
         if self.pair.drafter:
             options.fixed_draft_length(self.pair.block_size)
 
-    def _stream(self, prompt: list[int], options: Options, run: int, on_prefill: Progress | None) -> Iterator[Chunk]:
+    def _stream(
+        self, prompt: list[int], options: Options, run: int, on_prefill: Progress | None, choice_index: int
+    ) -> Iterator[Chunk]:
         """The loop: prefill, then rounds; the record is complete whichever way it ends."""
         limit = min(options.max_tokens, self.pair.max_context - len(prompt) + 1)
         output = Output(TextStream(self.pair.tokenizer, options.stops), self.pair.eos_token_ids, limit)
         record = Recorder(self.pair, prompt, options)
+        choice = Choice(options, record.stats.seed, choice_index)
         try:
-            for tokens in self._tokens(prompt, options, output, record, on_prefill):
+            for tokens in self._tokens(prompt, choice, output, record, on_prefill):
                 text = output.new_text()
                 if output.finish_reason:
                     self.last_generation = record.close(output)
@@ -129,11 +141,10 @@ class Session:
             raise
 
     def _tokens(
-        self, prompt: list[int], options: Options, output: Output, record: Recorder, on_prefill: Progress | None
+        self, prompt: list[int], choice: Choice, output: Output, record: Recorder, on_prefill: Progress | None
     ) -> Iterator[list[int]]:
         """Committed tokens, piece by piece."""
-        state, reads = self._state, record.reads
-        choice = Choice(options, record.stats.seed)
+        state, reads, options = self._state, record.reads, choice.options
         record.stats.reused_tokens = reuse(state, prompt)
         first = prefill(state, prompt, choice, options.prefill_step_size, reads, on_prefill)
         record.first_token()

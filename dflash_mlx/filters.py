@@ -1,0 +1,81 @@
+"""The filters top-p, min-p and top-k, with mlx-lm's order and edge rules, without a sort of the vocabulary where a
+partition does.
+
+All of them see `below`: logits less their row's largest, so 0 for the most likely token. Each keeps an upper part of
+the row: every token that is more likely than some number. Letters: M rows, V vocabulary, K = top_k.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import mlx.core as mx
+
+from .options import Options
+
+
+class Kept(NamedTuple):
+    """What the filters keep: `below` [M, N] with -inf for what is dropped, of the tokens `ids` [M, N] (`None`: all)."""
+
+    below: mx.array
+    ids: mx.array | None
+
+    def take(self, rows: mx.array) -> mx.array:
+        """Numbers of the kept tokens out of rows of the vocabulary, [M, V] -> [M, N]."""
+        return rows if self.ids is None else mx.take_along_axis(rows, self.ids, axis=-1)
+
+    def tokens(self, columns: mx.array) -> mx.array:
+        """Token ids of columns, [M] -> [M]."""
+        return columns if self.ids is None else mx.take_along_axis(self.ids, columns[:, None], axis=-1)[:, 0]
+
+
+def keep(below: mx.array, options: Options) -> Kept:
+    """Apply what the options ask for to [M, V] float32.
+
+    mlx-lm goes top-p, min-p, top-k. The first two keep a set that is closed under ties, and top-k keeps the K most
+    likely of it: the same tokens, up to the choice among equals at its own edge, as the K most likely of all that lie
+    in the set. So top-k goes first here, and where it is set, top-p sorts K numbers and not V.
+    """
+    top_k, ids = options.top_k, None
+    total = None
+    if 0 < top_k < below.shape[-1]:
+        if 0 < options.top_p < 1:
+            total = mx.exp(mx.logsumexp(below, axis=-1, keepdims=True))  # before anything is dropped
+        ids = most_likely(below, top_k)
+        below = mx.take_along_axis(below, ids, axis=-1)
+    least = None
+    if 0 < options.top_p < 1:
+        least = top_p_edge(below, options.top_p, total)
+    if options.min_p > 0:
+        edge = mx.array(math.log(options.min_p), dtype=below.dtype)
+        least = edge if least is None else mx.maximum(least, edge)
+    if least is not None:
+        below = mx.where(below < least, -math.inf, below)
+    return Kept(below, ids)
+
+
+def most_likely(below: mx.array, top_k: int) -> mx.array:
+    """Ids of exactly `top_k` tokens, [M, K], in no order: a partition, not a sort."""
+    return mx.argpartition(-below, kth=top_k - 1, axis=-1)[..., :top_k]
+
+
+def top_p_edge(below: mx.array, top_p: float, total: mx.array | None = None) -> mx.array:
+    """The least likely token's `below` that top-p keeps, [M, 1]; all tokens as likely as that one stay.
+
+    A token stays where the mass above it is less than `top_p` of the whole.
+
+    Args:
+        below: [M, N].
+        top_p: between 0 and 1, both excluded.
+        total: [M, 1], the whole mass where `below` is a part of the row; default that of `below`.
+    """
+    ordered = mx.sort(below, axis=-1)
+    mass = mx.exp(ordered)
+    above = mx.cumsum(mass, axis=-1, reverse=True, inclusive=False)
+    if total is None:
+        # From the same sum: where small terms are lost in it, they are lost on both sides of the comparison.
+        total = above[..., :1] + mass[..., :1]
+    dropped = mx.sum(above >= top_p * total, axis=-1, keepdims=True)
+    # The most likely token always stays, also where top_p times the mass rounds to 0.
+    return mx.take_along_axis(ordered, mx.minimum(dropped, ordered.shape[-1] - 1), axis=-1)
