@@ -80,6 +80,14 @@ class Fields:
             raise CheckpointError(must("config", name, "a list of integers", repr(value), SAME_RELEASE + "."))
         return tuple(value)
 
+    def token(self, name: str, vocab: int) -> int | None:
+        """A token id inside the vocabulary, or `None` where the field is absent."""
+        value = self.get(name)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < vocab):
+            expected = f"a token below {vocab}"
+            raise CheckpointError(must("config", name, expected, repr(value), SAME_RELEASE + "."))
+        return value
+
     def rope_theta(self) -> float:
         """The rotary base: from `rope_parameters`, or from a flat `rope_theta`; both must agree."""
         parameters = self.get("rope_parameters") or {}
@@ -200,8 +208,9 @@ class TargetConfig:
         heads, kv_heads = fields.integer("num_attention_heads"), fields.integer("num_key_value_heads")
         _check_heads(heads, kv_heads)
         theta, types = fields.rope_theta(), _layer_types(fields, layers)
+        vocab = fields.integer("vocab_size")
         return cls(
-            vocab_size=fields.integer("vocab_size"),
+            vocab_size=vocab,
             hidden_size=fields.integer("hidden_size"),
             intermediate_size=fields.integer("intermediate_size"),
             num_layers=layers,
@@ -219,7 +228,7 @@ class TargetConfig:
             softcap=fields.number("final_logit_softcapping"),
             tie_word_embeddings=bool(fields.get("tie_word_embeddings", False)),
             max_position=fields.integer("max_position_embeddings"),
-            bos_token_id=fields.get("bos_token_id"),
+            bos_token_id=fields.token("bos_token_id", vocab),
             eos_token_ids=_token_ids(fields.get("eos_token_id")),
         )
 

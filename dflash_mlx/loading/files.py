@@ -65,11 +65,17 @@ def read_header(path: Path) -> dict[str, Tensor]:
         if 8 + length > size:
             expected = f"at least {8 + length} bytes"
             raise CheckpointError(must("load", path.name, expected, f"{size} bytes", DOWNLOAD_AGAIN))
-        try:
-            header = json.loads(file.read(length))
-        except (ValueError, UnicodeDecodeError) as error:
-            raise CheckpointError(must("load", path.name, "a safetensors file", str(error), DOWNLOAD_AGAIN)) from None
-    return {name: _tensor(path, name, entry, size - 8 - length) for name, entry in header.items() if name[:2] != "__"}
+        text = file.read(length)
+    try:
+        header = json.loads(text)
+        return {
+            name: _tensor(path, name, entry, size - 8 - length) for name, entry in header.items() if name[:2] != "__"
+        }
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        if isinstance(error, CheckpointError):
+            raise
+        found = f"a broken header ({error})"
+        raise CheckpointError(must("load", path.name, "a safetensors file", found, DOWNLOAD_AGAIN)) from None
 
 
 def _tensor(path: Path, name: str, entry: Mapping[str, Any], data_bytes: int) -> Tensor:

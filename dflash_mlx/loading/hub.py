@@ -41,10 +41,13 @@ def _download(name: str) -> Path:
 
     try:
         return Path(snapshot_download(name, allow_patterns=FILES, tqdm_class=TerminalProgress))
-    except (LocalEntryNotFoundError, OfflineModeIsEnabled, OSError) as error:
+    except Exception as error:  # connections break in many ways, each with a kind of error of its own
         if isinstance(error, HfHubHTTPError):
             found, todo = str(error).strip().splitlines()[0], "Check the id, and 'hf auth login' for a gated model."
-        else:
+        elif isinstance(error, (LocalEntryNotFoundError, OfflineModeIsEnabled)):
             found = "no copy in the cache and no connection"
             todo = "Connect once to download it, or give a local folder."
+        else:
+            found = f"a download that broke off ({type(error).__name__}: {error})"
+            todo = "Run it again: it goes on where it stopped."
         raise CheckpointError(must("load", name, "on the hub or in its local cache", found, todo)) from error

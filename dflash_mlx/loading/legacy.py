@@ -19,18 +19,18 @@ NORMS = {
     "post_attn_norm": "post_attention_layernorm",
     "post_ffn_norm": "post_feedforward_layernorm",
 }
+MARKS = ("output_soft_cap_temp", "no_rope_layers", "hidden_act")  # fields that only the legacy config has
 MARK = ".post_attn_norm."  # only the legacy export has it, and there the other norms' names mean other norms
 
 
 def modern_config(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """A target's config with today's field names and the divided query factor; others come back as they are.
+    """A legacy target's config with today's field names and the divided query factor; others come back as they are.
 
     Raises:
         CheckpointError: a switch asks for a variant of the architecture that this runtime has not got.
     """
-    nested = raw.get("text_config")
-    if isinstance(nested, Mapping):
-        return {**raw, "text_config": _divided(dict(nested))}
+    if "text_config" in raw or not any(mark in raw for mark in MARKS):
+        return dict(raw)
     config = dict(raw)
     for switch in SWITCHES:
         value = config.pop(switch, None)
