@@ -66,6 +66,14 @@ def test_readme_says_whose_name_dflash_mlx_is() -> None:
     assert re.search(r"dflash-mlx`? on PyPI (is|belongs to) another project", README)
 
 
+def test_the_python_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    [example] = [block for block in BLOCKS if block.startswith("import dflash_mlx\n")]
+    names: dict[str, object] = {}
+    exec(compile(example, "README.md", "exec"), names)
+    assert capsys.readouterr().out.split("\n")[0]
+    assert names["session"].last_generation.stats.generated_tokens > 0  # type: ignore[attr-defined]
+
+
 def test_readme_tree_lists_what_exists() -> None:
     tree = next(block for block in BLOCKS if "pyproject.toml" in block and "dflash_mlx/" in block)
     folder, missing = ROOT, []
