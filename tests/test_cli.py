@@ -227,9 +227,9 @@ class TestGenerate:
         assert found["stats"]["seed"] == 11
 
     def test_each_stop_text_counts(self, expected: Callable[..., Generation]) -> None:
-        text = expected(max_tokens=48).text
+        text = expected(max_tokens=32).text
         stops = [text[10:13], "never in a text"]
-        result = run("generate", PROMPT, "--max-tokens", "48", "--stop", stops[0], "--stop", stops[1], "--json")
+        result = run("generate", PROMPT, "--max-tokens", "32", "--stop", stops[0], "--stop", stops[1], "--json")
         found = json.loads(result.stdout)
         assert found["finish_reason"] == "stop"
         assert found["text"] == text[: text.index(stops[0])]
@@ -256,7 +256,7 @@ class TestGenerate:
             "        if text.strip(): sys.stdin.readline()\n"
             "module._TextWriter = Writer"
         )
-        flags = ("--max-tokens", "48", "--draft-length", "2")
+        flags = ("--max-tokens", "32", "--draft-length", "2")
         process = start("generate", PROMPT, *flags, before=waiting, stdin=subprocess.PIPE)
         assert process.stdout is not None
         first = os.read(process.stdout.fileno(), 1000)  # the process waits for us after each piece of text

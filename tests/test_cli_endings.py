@@ -51,22 +51,22 @@ class TestInterrupt:
     )
 
     def test_text_so_far_is_kept(self, expected: Callable[..., Generation]) -> None:
-        process = start("generate", PROMPT, "--max-tokens", "120", "--draft-length", "2", before=self.PRESS)
+        process = start("generate", PROMPT, "--max-tokens", "40", "--draft-length", "2", before=self.PRESS)
         out, err = (stream.decode() for stream in process.communicate(timeout=60))
         assert process.returncode == 130
         assert out.strip()
-        assert expected(max_tokens=120).text.startswith(out.removesuffix("\n"))
+        assert expected(max_tokens=40).text.startswith(out.removesuffix("\n"))
         assert re.search(r"^cancelled · \d+ tokens · ", err, re.MULTILINE)
         assert err.endswith("Interrupted.\n")
 
     def test_json_says_cancelled(self, expected: Callable[..., Generation]) -> None:
-        process = start("generate", PROMPT, "--max-tokens", "120", "--draft-length", "2", "--json", before=self.PRESS)
+        process = start("generate", PROMPT, "--max-tokens", "40", "--draft-length", "2", "--json", before=self.PRESS)
         out, _ = process.communicate(timeout=60)
         found = json.loads(out)
         assert process.returncode == 130
         assert found["finish_reason"] == "cancelled"
-        assert 0 < len(found["tokens"]) < 120
-        assert found["tokens"] == expected(max_tokens=120).tokens[: len(found["tokens"])]
+        assert 0 < len(found["tokens"]) < 40
+        assert found["tokens"] == expected(max_tokens=40).tokens[: len(found["tokens"])]
         assert found["stats"]["generated_tokens"] == len(found["tokens"])
 
     def test_signal_from_outside_stops_a_long_run(self) -> None:
