@@ -119,6 +119,7 @@ class Session:
         record = Recorder(self.pair, prompt, options)
         choice = Choice(options, record.stats.seed, choice_index)
         try:
+            self._check_newest(run)
             for tokens in self._tokens(prompt, choice, output, record, on_prefill):
                 text = output.new_text()
                 if output.finish_reason:
@@ -126,9 +127,7 @@ class Session:
                     yield Chunk(text, tokens, output.finish_reason, record.stats)
                     return
                 yield Chunk(text, tokens)
-                if run != self._run:
-                    todo = "A session runs one generation at a time."
-                    raise DFlashError(must("generate", "the stream", "the session's newest", "an older one", todo))
+                self._check_newest(run)
         except BaseException as error:
             output.cancel()
             generation = record.close(output)
@@ -139,6 +138,12 @@ class Session:
             if isinstance(error, DFlashError):
                 error.partial = generation
             raise
+
+    def _check_newest(self, run: int) -> None:
+        """No other stream has been made on this session since."""
+        if run != self._run:
+            todo = "A session runs one generation at a time."
+            raise DFlashError(must("generate", "the stream", "the session's newest", "an older one", todo))
 
     def _tokens(
         self, prompt: list[int], choice: Choice, output: Output, record: Recorder, on_prefill: Progress | None

@@ -64,9 +64,13 @@ def has_pocket() -> bool:
         return False
 
 
-@cache
 def pair(name: str, kind: str = "float32", seed: int = 0) -> Any:
     """One of the grid's pairs with one kind of weights, loaded once."""
+    return _pair(name, kind, seed)
+
+
+@cache
+def _pair(name: str, kind: str, seed: int) -> Any:
     if name == POCKET:
         return _pocket(kind)
     dtype, quantisation = ("float32", Quantisation(4, 32)) if kind == "4-bit" else (kind, None)

@@ -1,0 +1,148 @@
+"""The drafter's context stays in step: whatever happened before, it proposes what it would after a fresh prefill."""
+
+from __future__ import annotations
+
+import grids
+import mlx.core as mx
+import numpy as np
+import pytest
+import reference
+from tiny import drafter_config, drafter_weights, target_weights, text_config, tiny_specs
+
+from dflash_mlx import Session
+from dflash_mlx.choice import Choice
+from dflash_mlx.options import Options
+from dflash_mlx.prefill import prefill
+from dflash_mlx.round import draft
+from dflash_mlx.state import BACKLOG_ROWS, HostReads, State
+
+SHAPE = "window 11"
+
+
+def block_logits(state):
+    """The drafter's logits for its whole block after what a state holds."""
+    state.project_backlog()
+    drafter = state.pair.drafter
+    masks = [drafter.config.mask_token_id] * (drafter.config.block_size - 1)
+    block = mx.array([state.tokens[-1], *masks], mx.uint32)
+    return np.array(drafter.draft_logits(block, state.context, state.pair.target, len(masks)))
+
+
+def fresh(pair, tokens, step=grids.ALL_AT_ONCE):
+    """A new state that was given all tokens but the last one, which it must choose itself."""
+    state = State(pair)
+    prefill(state, tokens[:-1], Choice(Options(), 0), step, HostReads())
+    assert state.tokens == tokens, "the text is not what the target says, so the states cannot be compared"
+    return state
+
+
+def check(state, step=grids.ALL_AT_ONCE):
+    """The state's proposal, its logits and the drafter's context equal those of a fresh one, bit for bit."""
+    other = fresh(state.pair, state.tokens, step)
+    found, expected = block_logits(state), block_logits(other)
+    assert (found == expected).all()
+    assert state.context.offset == other.context.offset == state.cache.offset == len(state.tokens) - 1
+    ids = [draft(each, Choice(Options(), 0), 15).tolist() for each in (state, other)]
+    assert ids[0] == ids[1] == found.argmax(axis=-1).tolist()
+
+
+def test_proposals_after_many_rounds_are_those_of_the_formulas():
+    """Features and block in float64, without a cache, after rounds of every width and two wraps of the ring."""
+    pair, prompt = grids.pair(SHAPE), grids.prompts(SHAPE)["window"]
+    target, drafter = tiny_specs(**grids.SHAPES[SHAPE])
+    history = prompt + list(grids.plain(SHAPE, "float32", "window", 110))
+    state = grids.drive(grids.tutored(pair, history), prompt, grids.schedule("falling and rising"), 110).state
+    state.pair = pair
+    weights = target_weights(target)
+    _, taps = reference.target_forward(text_config(target), weights, state.tokens[:-1], drafter.taps)
+    block = [state.tokens[-1], *[drafter.mask_token] * (drafter.block - 1)]
+    table, head = weights["model.embed_tokens.weight"], weights["lm_head.weight"]
+    features = np.concatenate(taps, axis=-1)
+    draft_weights = drafter_weights(drafter)
+    expected = reference.drafter_forward(drafter_config(drafter), draft_weights, table, head, features, block)
+    assert np.abs(block_logits(state) - expected).max() <= 5e-5 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("kind", grids.KINDS)
+@pytest.mark.parametrize("prompt", ["1 token", "5 windows"])
+def test_proposals_after_rounds_of_all_widths(prompt, kind):
+    """Every draft right, wrong, and a mix: after each of them the context holds the same rows."""
+    tokens = grids.prompts(SHAPE, kind)[prompt]
+    history = tokens + list(grids.plain(SHAPE, kind, prompt))
+    for right in (0.0, 0.7, 1.0):
+        pair = grids.tutored(grids.pair(SHAPE, kind), history, right)
+        state = grids.drive(pair, tokens, grids.schedule("falling and rising")).state
+        state.pair = grids.pair(SHAPE, kind)
+        check(state)
+
+
+@pytest.mark.parametrize("step", [1, 7, 10, 11, 12, 37])
+def test_proposals_after_a_prompt_in_chunks(step):
+    """A prompt of five windows; the chunks end inside, at and past the last window."""
+    state = State(grids.pair(SHAPE))
+    prefill(state, grids.prompts(SHAPE)["5 windows"], Choice(Options(), 0), step, HostReads())
+    check(state)
+
+
+@pytest.mark.parametrize("count", [5 * 11, 47, 48, 49, 33])
+def test_proposals_after_a_long_prompt_have_the_whole_window(count):
+    """The drafter is given the last part of the prompt only: as much as it can see."""
+    prompt = (grids.prompts(SHAPE)["5 windows"] * 2)[:count]
+    state = State(grids.pair(SHAPE))
+    prefill(state, prompt, Choice(Options(), 0), 7, HostReads())
+    check(state, step=1)
+    lonely = State(grids.pair(SHAPE))
+    prefill(lonely, prompt[-11:], Choice(Options(), 0), 7, HostReads())
+    assert not (block_logits(lonely) == block_logits(state)).all()  # the comparison can tell contexts apart
+
+
+@pytest.mark.parametrize("plain", [1, BACKLOG_ROWS - 1, BACKLOG_ROWS, 2 * BACKLOG_ROWS + 9])
+def test_proposals_after_a_plain_stretch(plain):
+    """Rows that were decoded without drafting reach the drafter in batches, before its next block."""
+    prompt = grids.prompts(SHAPE)["window"]
+    state = grids.drive(grids.pair(SHAPE), prompt, grids.schedule(0), 1 + plain).state
+    assert len(state.tokens) == len(prompt) + 1 + plain
+    check(state)
+
+
+def test_drafting_goes_on_after_a_plain_stretch_as_if_it_had_never_stopped():
+    prompt = grids.prompts(SHAPE)["window"]
+    expected = grids.plain(SHAPE, "float32", "window", 110)
+    pair = grids.tutored(grids.pair(SHAPE), prompt + list(expected), 1.0)
+    lengths = iter([3, 3, *[0] * 80, *[3] * 40])
+    done = grids.drive(pair, prompt, lengths, 110)
+    assert tuple(done.tokens) == expected
+    assert all(round_.accepted == round_.drafted for round_ in done.rounds)
+    done.state.pair = grids.pair(SHAPE)
+    check(done.state)
+
+
+@pytest.mark.parametrize("kept", [30, 33, 40], ids=lambda kept: f"{kept} of 40 tokens kept")
+def test_proposals_after_a_session_was_reused(kept):
+    """The history is cut in the middle, and another prompt goes on from there."""
+    session = Session(grids.pair(SHAPE))
+    prompt = grids.prompts(SHAPE)["5 windows"][:40]
+    session.generate(prompt, max_tokens=9, draft_length=4)
+    out = session.generate([*prompt[:kept], 3, 1, 4, 1, 5], max_tokens=1)
+    assert out.stats.reused_tokens == kept
+    check(session._state)
+
+
+def test_proposals_after_going_back_within_the_ring_and_beyond_it():
+    """Back by less than a ring holds goes at once; further back starts again. Both end in the same context."""
+    session = Session(grids.pair(SHAPE))
+    prompt = grids.prompts(SHAPE)["5 windows"]
+    for cut, reused in ((40, 40), (5, 0)):
+        session.reset()
+        session.generate(prompt, max_tokens=5, draft_length=4)
+        out = session.generate([*prompt[:cut], 9, 8, 7], max_tokens=1)
+        assert out.stats.reused_tokens == reused
+        check(session._state)
+
+
+def test_plain_decoding_without_a_drafter_keeps_no_context():
+    pair = grids.pair(SHAPE).without_drafter()
+    session = Session(pair)
+    session.generate(grids.prompts(SHAPE)["window"], max_tokens=5)
+    assert session._state.context is None
+    assert session._state.taps == ()
