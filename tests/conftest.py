@@ -65,7 +65,7 @@ def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "getaddrinfo", guarded_look_up)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def users_environment() -> dict[str, str]:
     """The environment as it was before the tests moved the home: where caches that outlive a run may go."""
     return dict(USERS_ENVIRONMENT)

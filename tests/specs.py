@@ -10,6 +10,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -73,10 +74,15 @@ class DrafterSpec:
     seed: int = 1
 
 
-def uniform(name: str, shape: tuple[int, ...], deviation: float, seed: int, mean: float = 0.0) -> np.ndarray:
-    """Float32 uniform numbers of this mean and standard deviation, the same bits on every machine."""
+@lru_cache(maxsize=4096)
+def _uniform(name: str, shape: tuple[int, ...], deviation: float, seed: int, mean: float) -> np.ndarray:
     random = np.random.RandomState(zlib.crc32(f"{seed}:{name}".encode()))
     return (mean + (random.random_sample(shape) - 0.5) * (deviation * 12**0.5)).astype(np.float32)
+
+
+def uniform(name: str, shape: tuple[int, ...], deviation: float, seed: int, mean: float = 0.0) -> np.ndarray:
+    """Float32 uniform numbers of this mean and standard deviation, the same bits on every machine."""
+    return _uniform(name, shape, deviation, seed, mean).copy()
 
 
 def target_weights(spec: TargetSpec) -> Weights:

@@ -213,4 +213,4 @@ def test_a_damaged_header_is_an_error_of_the_checkpoint(damage, tmp_path):
     path.write_bytes(len(text).to_bytes(8, "little") + text + data[end:])
     with pytest.raises(CheckpointError) as error:
         load(folder, draft=None)
-    told(error, "model.safetensors" if damage in ("not json", "a list", "long") else "lm_head.weight")
+    told(error, "lm_head.weight" if damage in ("odd dtype", "shape") else "model.safetensors")

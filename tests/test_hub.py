@@ -129,6 +129,7 @@ def test_an_id_that_the_hub_does_not_know_is_an_error_in_the_projects_form(hub, 
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow  # the hub's client tries five more times, a second apart
 def test_a_download_that_breaks_off_is_told_and_can_be_taken_up_again(hub, tmp_path):
     hub.cut = "model.safetensors"
     broken = run(tmp_path / "home", hub.address, "someone/target")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import agreement
 import mlx.core as mx
 import numpy as np
@@ -48,15 +50,45 @@ def test_shards_with_an_index_give_the_same_bits_as_one_file(layout, tmp_path):
     assert np.array_equal(first, second)
 
 
-@pytest.mark.parametrize("layout", ["transformers", "flat", "mlx-lm", "mlx-vlm"])
-@pytest.mark.parametrize(("embedding", "head"), [(True, True), (True, False), (False, True), (False, False)])
-@pytest.mark.parametrize(("bits", "group_size"), [(4, 32), (4, 64), (4, 128), (6, 64), (8, 32), (8, 128)])
-def test_quantised_layouts_give_the_same_bits(bits, group_size, embedding, head, layout, tmp_path):
-    spec, how = TargetSpec(**WHOLE), Quantisation(bits, group_size, embedding, head)
+GRID = [
+    (layout, Quantisation(bits, group_size, embedding, head))
+    for layout in ("transformers", "flat", "mlx-vlm")
+    for bits, group_size in product((4, 6, 8), (32, 64, 128))
+    for embedding, head in product((True, False), repeat=2)
+]
+SAMPLE = GRID[::5]  # 5 meets every layout, width, group and choice of embedding and head
+
+
+def form(case):
+    layout, how = case
+    parts = [f"{how.bits}-bit", f"group {how.group_size}", how.embedding * "embedding", how.head * "head"]
+    return " ".join(filter(None, [layout, *parts]))
+
+
+def check_quantised(layout, how, tmp_path):
+    spec = TargetSpec(**WHOLE)
     expected = logits_of(write_target(tmp_path / "first", spec, "mlx-lm", quantisation=how))
     found = logits_of(write_target(tmp_path / "other", spec, layout, quantisation=how))
     assert np.array_equal(found, expected)
     assert agreement.distance(found, logits_of(write_target(tmp_path / "plain", spec))) > 1e-2
+
+
+@pytest.mark.parametrize("case", SAMPLE, ids=form)
+def test_quantised_layouts_give_the_same_bits(case, tmp_path):
+    """A fifth of the grid; the slow suite runs all of it."""
+    check_quantised(*case, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", GRID, ids=form)
+def test_quantised_layouts_give_the_same_bits_over_the_whole_grid(case, tmp_path):
+    check_quantised(*case, tmp_path)
+
+
+def test_the_sample_of_the_grid_meets_every_value():
+    for of in (lambda c: c[0], lambda c: c[1].bits, lambda c: c[1].group_size, lambda c: (c[1].embedding, c[1].head)):
+        assert {of(case) for case in SAMPLE} == {of(case) for case in GRID}
+    print(f"{len(SAMPLE)} of {len(GRID)} cases")
 
 
 def dequantised(weights: dict[str, np.ndarray], how: Quantisation, dtype: str) -> dict[str, np.ndarray]:

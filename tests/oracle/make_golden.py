@@ -178,11 +178,12 @@ class Rounds:
 def assisted(model: Any, draft: Any, prompt: np.ndarray, count: int, eos: list[int]) -> dict[str, Any]:
     """A full greedy assisted run: its tokens, each round's proposal and commit, and the smallest logit margin."""
     rounds = Rounds()
+    ids = torch.from_numpy(prompt)[None]
     options = {"max_new_tokens": count, "do_sample": False, "eos_token_id": eos or None, "pad_token_id": 0}
-    with rounds.watching():
+    with rounds.watching():  # without a mask of ones, a pad token inside the prompt would be masked out
         out = model.generate(
-            torch.from_numpy(prompt)[None], assistant_model=draft, speculation_type="dflash", streamer=rounds,
-            output_logits=True, return_dict_in_generate=True, **options,
+            ids, attention_mask=torch.ones_like(ids), assistant_model=draft, speculation_type="dflash",
+            streamer=rounds, output_logits=True, return_dict_in_generate=True, **options,
         )  # fmt: skip
     best = torch.cat([row.double().topk(2, dim=-1).values for row in out.logits])
     return {
