@@ -22,11 +22,14 @@ def reuse(state: State, prompt: Sequence[int]) -> int:
     At least the prompt's last token is left to be fed, as its logits are needed.
     """
     shared = 0
-    most = min(len(prompt) - 1, state.held, len(state.tokens))
+    most = min(len(prompt) - 1, state.cache.offset, len(state.tokens))
     while shared < most and state.tokens[shared] == prompt[shared]:
         shared += 1
-    if shared and state.roll_back(shared):
-        return shared
+    # Where so much is to be fed that the drafter will see nothing of what is shared, its context does not matter.
+    unseen = state.seen_from(len(prompt)) >= shared
+    position = shared if unseen else min(shared, state.held)
+    if position and state.roll_back(position, keep_context=not unseen):
+        return position
     state.reset()
     return 0
 
@@ -51,8 +54,7 @@ def prefill(
     """
     target, cache, end = state.pair.target, state.cache, len(prompt)
     step = min(step, cache.max_rows)
-    # The ring's whole length, less a block: what lies before can never be seen again.
-    seen_from = end - (state.context.ring - state.pair.block_size) if state.context else end
+    seen_from = state.seen_from(end)
     while True:
         begin = cache.offset
         rows = min(step, end - begin)

@@ -107,13 +107,28 @@ class State:
             drafter.extend(context, piece)
             context.advance(piece[0].shape[0])
 
-    def roll_back(self, position: int) -> bool:
-        """Go back to `position` rows; returns whether that was possible (else nothing has changed)."""
+    def seen_from(self, end: int) -> int:
+        """The first position that the drafter is given of a prompt of `end` tokens: it can see no older one later.
+
+        That is its ring's whole length less a block, or the end where there is no drafter.
+        """
+        return end - (self.context.ring - self.pair.block_size) if self.context else end
+
+    def roll_back(self, position: int, keep_context: bool = True) -> bool:
+        """Go back to `position` rows; returns whether that was possible (else nothing has changed).
+
+        Args:
+            position: rows to keep.
+            keep_context: the drafter's context must go back too; else it starts anew at `position`.
+        """
         self.project_backlog()
-        if not self.cache.can_trim_to(position) or (self.context and not self.context.can_trim_to(position)):
+        kept = self.context if keep_context else None
+        if not self.cache.can_trim_to(position) or (kept and not kept.can_trim_to(position)):
             return False
         self.cache.trim_to(position)
-        if self.context:
-            self.context.trim_to(position)
+        if kept:
+            kept.trim_to(position)
+        elif self.context:
+            self.context.skip_to(position)
         del self.tokens[position:]
         return True

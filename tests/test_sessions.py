@@ -187,7 +187,8 @@ REUSE = {
     "an edit near the end": (lambda prompt, out: [*prompt[:-4], 1, 2, 3], lambda prompt, out: len(prompt) - 4),
     "an edit in what was generated": (lambda prompt, out: [*prompt, *out[:5], 90], lambda prompt, out: len(prompt) + 5),
     "another first token": (lambda prompt, out: [96, *prompt[1:]], lambda prompt, out: 0),
-    "an edit before the window": (lambda prompt, out: [*prompt[:3], 96, *prompt[4:]], lambda prompt, out: 0),
+    # The target's rows before the edit are kept; the drafter sees none of them again in so long a prompt.
+    "an edit before the window": (lambda prompt, out: [*prompt[:3], 96, *prompt[4:]], lambda prompt, out: 3),
     "one token": (lambda prompt, out: prompt[:1], lambda prompt, out: 0),
 }
 
