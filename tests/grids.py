@@ -32,7 +32,7 @@ from dflash_mlx.state import HostReads, State
 from dflash_mlx.stats import Round
 from dflash_mlx.text import TextStream
 
-GENERATED = 26  # tokens in each case of the grid
+GENERATED, GENERATED_BY_POCKET = 26, 9  # tokens in each case of the grid; the pocket pair takes ten times as long
 KINDS = ("float32", "bfloat16", "4-bit")
 FIXED = (1, 2, 3, 4, 7, 15)
 MIXED = {"falling and rising": (15, 1, 7, 0, 2, 8, 0, 0, 15, 3), "drawn": ()}
@@ -211,16 +211,21 @@ def drive(
 
 
 @cache
-def plain(name: str, kind: str, prompt: str, count: int = GENERATED) -> tuple[int, ...]:
+def plain(name: str, kind: str, prompt: str, count: int | None = None) -> tuple[int, ...]:
     """What the target alone generates, without a drafter, the prompt fed in the largest steps."""
+    count = count or (GENERATED_BY_POCKET if name == POCKET else GENERATED)
     alone = replace(pair(name, kind).without_drafter(), eos_token_ids=frozenset())
     return tuple(Session(alone).generate(prompts(name, kind)[prompt], max_tokens=count).tokens)
 
 
-def run(case: Case, session: Session | None = None) -> tuple[int, ...]:
-    """The tokens of a case. Random pairs draft under a tutor, else hardly a draft of theirs would be accepted."""
+def run(case: Case, state: State | None = None) -> tuple[int, ...]:
+    """The tokens of a case, from a state of its own or from one that may hold the prompt already.
+
+    Random pairs draft under a tutor, else hardly a draft of theirs would be accepted.
+    """
     prompt, step = prompts(case.pair, case.kind)[case.prompt], steps(case.pair, case.kind)[case.step]
-    return tuple(drive(drafting(case), prompt, schedule(case.length), step=step).tokens)
+    count = GENERATED_BY_POCKET if case.pair == POCKET else GENERATED
+    return tuple(drive(drafting(case), prompt, schedule(case.length), count, step, state).tokens)
 
 
 def drafting(case: Case) -> Any:
