@@ -140,6 +140,22 @@ def test_proposals_after_going_back_within_the_ring_and_beyond_it():
         check(session._state)
 
 
+@pytest.mark.parametrize("fed", [7, 35, 210, 265, 280])
+def test_proposals_after_a_long_prefill_was_interrupted(fed):
+    """The rows that the target holds are used again; whether the drafter's are depends on what it will see."""
+    session, prompt = Session(grids.pair(SHAPE)), (grids.prompts(SHAPE)["5 windows"] * 6)[:300]
+
+    def stop(done, total):
+        if done >= fed:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        session.generate(prompt, prefill_step_size=7, on_prefill=stop)
+    for tokens in (prompt, [*prompt, 4, 5, 6], prompt[:290]):
+        session.generate(tokens, max_tokens=1)
+        check(session._state)
+
+
 def test_plain_decoding_without_a_drafter_keeps_no_context():
     pair = grids.pair(SHAPE).without_drafter()
     session = Session(pair)

@@ -11,6 +11,7 @@ import pytest
 import dflash_mlx.round as round_module
 from dflash_mlx import DFlashError, Session, generate
 from dflash_mlx.errors import InputError, ProcessorError
+from dflash_mlx.state import HostReads
 
 SHAPE = "window 11"
 OPTIONS = {"max_tokens": 10, "draft_length": 4}
@@ -131,6 +132,29 @@ def test_an_interrupt_inside_a_round_leaves_a_usable_session(where, error, numbe
     check_usable(session, prompt)
 
 
+def test_a_failed_evaluation_leaves_nothing_that_could_be_used(pair, prompt, monkeypatch):
+    """Out of memory in the middle of a round: what the caches hold then is not known, here it is NaN."""
+    read, count = HostReads.read, [0]
+
+    def failing(reads, array, along=()):
+        count[0] += 1
+        if count[0] == 4:
+            for layer in [*session._state.cache.layers, *session._state.context.layers]:
+                layer.keys *= mx.nan
+                layer.values *= mx.nan
+            raise RuntimeError("out of memory")
+        return read(reads, array, along)
+
+    session = Session(pair)
+    monkeypatch.setattr(HostReads, "read", failing)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        session.generate(prompt, **OPTIONS)
+    monkeypatch.undo()
+    assert session.last_generation.finish_reason == "cancelled"
+    assert session.tokens == []
+    check_usable(session, prompt)
+
+
 @pytest.mark.parametrize("where", ["cache", "context", "tokens"])
 def test_an_interrupt_inside_a_commit_leaves_a_usable_session(where, pair, prompt, monkeypatch):
     """Between the target's cache, the drafter's context and the tokens: none of the three is ahead afterwards."""
@@ -154,6 +178,7 @@ def test_an_interrupt_inside_a_commit_leaves_a_usable_session(where, pair, promp
         session.generate(prompt, **OPTIONS)
     monkeypatch.undo()
     assert session.last_generation.finish_reason == "cancelled"
+    assert session.generate([*session.tokens, 7], max_tokens=1).stats.reused_tokens >= len(prompt)
     check_usable(session, prompt)
 
 

@@ -41,7 +41,7 @@ def test_memory_is_flat_over_ten_thousand_rounds(length):
         gc.collect()
         laps.append((mx.get_active_memory(), resident_bytes()))
     active, resident = zip(*laps, strict=True)
-    assert max(active[1:]) == min(active[1:])
+    assert max(active[1:]) - min(active[1:]) < 16 * KILOBYTE  # taps of the last round, some of which are still held
     half = len(resident) // 2
     assert max(resident[half:]) - resident[1] < 8 * KILOBYTE**2
 
