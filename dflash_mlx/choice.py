@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from .filters import keep
+from .filters import Kept, keep
 from .noise import gumbel, position_keys, uniform
 from .options import Options
 from .processors import Processors
@@ -51,7 +51,7 @@ class Choice:
     def __init__(self, options: Options, seed: int, index: int = 0, rule: ProposalRule = PROPOSAL):
         self.options, self.seed, self.index, self.rule = options, seed, index, rule
         self._processors = Processors(options.logits_processors)
-        self._uniform: tuple[int, mx.array] | None = None  # position of the first row, and the rows
+        self._shared: tuple[int, mx.array, mx.array] | None = None  # position of the first row, its uniform and noise
 
     @property
     def reads_drafts(self) -> bool:
@@ -76,7 +76,7 @@ class Choice:
             logits, codes = self._processors(logits, history, drafted)
         logits = self._penalised(self._biased(logits), history, drafted)
         chosen = self._pick(logits, position, self.options.temperature)
-        self._uniform = None
+        self._shared = None
         self._vocab = logits.shape[-1]
         return chosen if codes is None else mx.where(codes > 0, self._vocab - 1 + codes, chosen)
 
@@ -139,13 +139,17 @@ class Choice:
         # one without bounds to the noise alone, and what was dropped stays dropped.
         kept = keep(logits - mx.max(logits, axis=-1, keepdims=True), self.options)
         rows, vocab = logits.shape
-        noise = gumbel(kept.take(self._uniforms(position, rows, vocab, spare)))
+        noise = self._noise(kept, position, rows, vocab, spare)
         factor = min(max(1 / temperature, 1e-30), 1e30)
         return kept.tokens(mx.argmax(kept.below * factor + noise, axis=-1))
 
-    def _uniforms(self, position: int, rows: int, vocab: int, spare: int) -> mx.array:
-        """The uniform numbers behind the noise, [M, V]; a proposal's are kept for the target, which has a row more."""
-        if self._uniform is None or self._uniform[0] != position or self._uniform[1].shape[0] < rows:
-            keys = position_keys(self.seed, self.index, position, rows + spare)
-            self._uniform = (position, uniform(keys, vocab))
-        return self._uniform[1][:rows]
+    def _noise(self, kept: Kept, position: int, rows: int, vocab: int, spare: int) -> mx.array:
+        """The kept tokens' noise, [M, N]; a proposal's is kept for the target, which wants one row more (`spare`)."""
+        if self._shared is None or self._shared[0] != position or self._shared[1].shape[0] < rows:
+            minus_u = uniform(self._keys(position, rows + spare), vocab)
+            self._shared = (position, minus_u, gumbel(minus_u))
+        _, minus_u, noise = self._shared
+        return noise[:rows] if kept.ids is None else gumbel(kept.take(minus_u[:rows]))
+
+    def _keys(self, position: int, rows: int) -> mx.array:
+        return position_keys(self.seed, self.index, position, rows)

@@ -1,5 +1,5 @@
 """The filters top-p, min-p and top-k, with mlx-lm's order and edge rules, without a sort of the vocabulary where a
-partition does.
+partition does, and without a partition of the whole where one of its pieces does.
 
 All of them see `below`: logits less their row's largest, so 0 for the most likely token. Each keeps an upper part of
 the row: every token that is more likely than some number. Letters: M rows, V vocabulary, K = top_k.
@@ -14,6 +14,7 @@ import mlx.core as mx
 
 from .options import Options
 
+PIECE = 2048  # a row this long is sorted in one launch on a GPU, in its fast memory; MLX's partition there is a sort
 
 class Kept(NamedTuple):
     """What the filters keep: `below` [M, N] with -inf for what is dropped, of the tokens `ids` [M, N] (`None`: all)."""
@@ -42,8 +43,7 @@ def keep(below: mx.array, options: Options) -> Kept:
     if 0 < top_k < below.shape[-1]:
         if 0 < options.top_p < 1:
             total = mx.exp(mx.logsumexp(below, axis=-1, keepdims=True))  # before anything is dropped
-        ids = most_likely(below, top_k)
-        below = mx.take_along_axis(below, ids, axis=-1)
+        below, ids = most_likely(below, top_k)
     least = None
     if 0 < options.top_p < 1:
         least = top_p_edge(below, options.top_p, total)
@@ -55,9 +55,29 @@ def keep(below: mx.array, options: Options) -> Kept:
     return Kept(below, ids)
 
 
-def most_likely(below: mx.array, top_k: int) -> mx.array:
-    """Ids of exactly `top_k` tokens, [M, K], in no order: a partition, not a sort."""
-    return mx.argpartition(-below, kth=top_k - 1, axis=-1)[..., :top_k]
+def most_likely(below: mx.array, top_k: int) -> tuple[mx.array, mx.array]:
+    """The K largest of each row and their ids, [M, K] in no order: a partition, not a sort.
+
+    Where K is small, the row is cut into pieces first: the K most likely of all are among the K most likely of each.
+    """
+    rows, width = below.shape
+    ids = mx.broadcast_to(mx.arange(width, dtype=mx.uint32), (rows, width))
+    while width > PIECE and top_k <= PIECE // 4:
+        pieces = -(-width // PIECE)
+        below = mx.pad(below, [(0, 0), (0, pieces * PIECE - width)], constant_values=-math.inf)
+        found = largest(below.reshape(rows, pieces, PIECE), top_k)
+        found = (found + PIECE * mx.arange(pieces, dtype=mx.uint32)[:, None]).reshape(rows, -1)
+        below = mx.take_along_axis(below, found, axis=-1)
+        # Where a row has fewer than K possible tokens, padding is found: its id stands for nothing, it stays at -inf.
+        ids = mx.take_along_axis(ids, mx.minimum(found, width - 1), axis=-1)
+        width = below.shape[-1]
+    found = largest(below, top_k)
+    return mx.take_along_axis(below, found, axis=-1), mx.take_along_axis(ids, found, axis=-1)
+
+
+def largest(x: mx.array, count: int) -> mx.array:
+    """Where the `count` largest numbers of the last axis are, in no order."""
+    return mx.argpartition(x, kth=-count, axis=-1)[..., -count:]
 
 
 def top_p_edge(below: mx.array, top_p: float, total: mx.array | None = None) -> mx.array:

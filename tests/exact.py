@@ -23,7 +23,6 @@ from tiny import target_weights, text_config, tiny_specs
 from dflash_mlx import choice
 from dflash_mlx.cache import Part
 from dflash_mlx.choice import Choice
-from dflash_mlx.noise import uniform
 from dflash_mlx.options import Options
 from dflash_mlx.prefill import prefill
 from dflash_mlx.round import accept
@@ -108,9 +107,8 @@ class Seeds(Choice):
         self._block = logits.shape[0]
         return super()._pick(mx.tile(logits, (len(self._seeds), 1)), position, temperature, spare)
 
-    def _uniforms(self, position: int, rows: int, vocab: int, spare: int) -> mx.array:
-        keys = [choice.position_keys(seed, self.index, position, self._block) for seed in self._seeds]
-        return uniform(mx.concatenate(keys), vocab)
+    def _keys(self, position: int, rows: int) -> mx.array:
+        return mx.concatenate([choice.position_keys(seed, self.index, position, self._block) for seed in self._seeds])
 
 
 @dataclass

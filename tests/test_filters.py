@@ -52,7 +52,7 @@ def _without_compilation():
 def kept_here(logits, options):
     """Row by row the ids that stay."""
     kept = keep(logits - mx.max(logits, axis=-1, keepdims=True), options)
-    ids = np.broadcast_to(np.arange(VOCAB), logits.shape) if kept.ids is None else np.array(kept.ids)
+    ids = np.broadcast_to(np.arange(logits.shape[-1]), logits.shape) if kept.ids is None else np.array(kept.ids)
     stays = np.array(kept.below) > -np.inf
     return [set(row[mask].tolist()) for row, mask in zip(ids, stays, strict=True)]
 
@@ -80,6 +80,34 @@ def test_the_kept_tokens_are_those_of_mlx_lm(kind):
                 assert sorted(values[row, list(mine)]) == sorted(values[row, list(theirs)]), (options, row)
             else:
                 assert mine == theirs, (options, row)
+
+
+@pytest.mark.parametrize("vocab", [2048, 2049, 5003, 4096])
+@pytest.mark.parametrize("top_k", [1, 40, 512, 513, 2047])
+def test_a_row_in_pieces_keeps_the_same_tokens(vocab, top_k):
+    """Rows longer than a piece, that are whole pieces or not; with ties, and with fewer possible tokens than K."""
+    random = np.random.RandomState(vocab + top_k)
+    logits = random.standard_normal((5, vocab)).astype(np.float32) * 3
+    logits[1] = np.round(logits[1])
+    logits[2, random.permutation(vocab)[7:]] = -np.inf
+    logits[3, :-3] = -np.inf
+    options = Options(temperature=1.0, top_k=top_k, top_p=0.99)
+    mine, theirs = kept_here(mx.array(logits), options), kept_by_mlx_lm(mx.array(logits), options)
+    assert sorted(logits[1, list(mine[1])]) == sorted(logits[1, list(theirs[1])])
+    for row in (0, 2, 3, 4):
+        mass = mass_above(logits[row])
+        for token in mine[row] ^ theirs[row]:  # a sum of thousands in float32 is right to a few units of 1e-6
+            assert mass[token] == pytest.approx(0.99, abs=1e-5)
+
+
+def mass_above(logits):
+    """Of each token, in float64."""
+    shares = np.exp(logits.astype(np.float64) - logits.max())
+    shares /= shares.sum()
+    order = np.argsort(-shares)
+    found = np.empty(len(shares))
+    found[order] = np.concatenate([[0], np.cumsum(shares[order])[:-1]])
+    return found
 
 
 def test_the_filters_leave_the_likelihoods_of_what_they_keep():
@@ -203,6 +231,14 @@ def test_no_row_of_the_vocabulary_is_sorted_where_a_partition_does(options):
     sorts = [shape for name, shape in primitives(Options(temperature=0.7, **options), 6) if "Sort" in name]
     assert all(shape[-1] == 20 for shape in sorts)
     assert bool(sorts) == ("top_p" in options)
+
+
+def test_a_large_vocabulary_is_partitioned_in_pieces():
+    """A GPU sorts 2,048 numbers in one launch; of a longer row its partition is a sort in many passes."""
+    found = primitives(Options(temperature=0.7, top_k=40, top_p=0.9), 6, 202_048)
+    shapes = [shape for name, shape in found if "Partition" in name or "Sort" in name]
+    assert shapes
+    assert max(shape[-1] for shape in shapes) <= 2048
 
 
 def test_top_p_alone_sorts_once_and_only_values():
