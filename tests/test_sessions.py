@@ -1,30 +1,15 @@
-"""A session survives whatever ends a generation, and reuse changes nothing but the time."""
+"""Reuse changes nothing but the time, streams do not disturb each other, and what is wrong is said at once."""
 
 from __future__ import annotations
-
-from functools import cache
 
 import grids
 import mlx.core as mx
 import pytest
+from tiny import tiny_pair
+from usable import OPTIONS, PROMPT, SHAPE, check_usable, fresh
 
-import dflash_mlx.round as round_module
-from dflash_mlx import DFlashError, Session, generate
-from dflash_mlx.errors import InputError, ProcessorError
-from dflash_mlx.state import HostReads
-
-SHAPE = "window 11"
-OPTIONS = {"max_tokens": 10, "draft_length": 4}
-
-
-@cache
-def fresh_once(tokens, options):
-    return generate(grids.pair(SHAPE), list(tokens), **dict(options))
-
-
-def fresh(tokens, **options):
-    """What a fresh session gives."""
-    return fresh_once(tuple(tokens), tuple(sorted(options.items())))
+from dflash_mlx import DFlashError, Session, generate, load
+from dflash_mlx.errors import InputError
 
 
 @pytest.fixture
@@ -34,174 +19,7 @@ def pair():
 
 @pytest.fixture
 def prompt():
-    return grids.prompts(SHAPE)["5 windows"][:40]
-
-
-def check_usable(session, prompt):
-    """The next generations equal those of a fresh session: one that goes on from what is held, and the same prompt."""
-    for tokens in ([*session.tokens, 7], prompt):
-        found, expected = session.generate(tokens, **OPTIONS), fresh(tokens, **OPTIONS)
-        assert found.tokens == expected.tokens
-        assert [r.proposal for r in found.stats.rounds] == [r.proposal for r in expected.stats.rounds]
-        assert session.tokens == [*tokens, *found.tokens]
-
-
-@pytest.mark.parametrize("after", [0, 1, 2, 4])
-def test_closing_a_stream_early_leaves_a_usable_session(after, pair, prompt):
-    session, whole = Session(pair), fresh(prompt, **OPTIONS)
-    stream, taken = session.stream_generate(prompt, **OPTIONS), []
-    for _ in range(after):
-        taken += next(stream).tokens
-    stream.close()
-    if after:
-        out = session.last_generation
-        assert (out.tokens, out.finish_reason) == (taken, "cancelled")
-        assert out.tokens == whole.tokens[: len(taken)]
-        assert out.stats.generated_tokens == len(taken)
-        assert session.tokens == [*prompt, *taken]
-    else:
-        assert session.tokens == []
-    check_usable(session, prompt)
-
-
-def test_a_stream_that_is_dropped_is_closed(pair, prompt):
-    session = Session(pair)
-    for chunk in session.stream_generate(prompt, **OPTIONS):
-        assert chunk.tokens
-        break
-    assert session.last_generation.finish_reason == "cancelled"
-    check_usable(session, prompt)
-
-
-class Stop(KeyboardInterrupt):
-    """Ctrl-C."""
-
-
-@pytest.mark.parametrize("at", [7, 14, 40])
-def test_ctrl_c_during_the_prefill_leaves_a_usable_session(at, pair, prompt):
-    """In the callback after a step; no token was generated. What was fed stays where the drafter has its part too."""
-    session, seen = Session(pair), []
-
-    def on_prefill(done, total):
-        seen.append((done, total))
-        if done >= at:
-            raise Stop
-
-    with pytest.raises(Stop):
-        session.generate(prompt, prefill_step_size=7, on_prefill=on_prefill, **OPTIONS)
-    assert seen[-1] == (at, 40)
-    out = session.last_generation
-    assert (out.tokens, out.finish_reason) == ([], "cancelled")
-    assert out.stats.rounds == []
-    again = session.generate(prompt, **OPTIONS)
-    assert again.stats.reused_tokens in (0, min(at, 39))
-    assert again.tokens == fresh(prompt, **OPTIONS).tokens
-    check_usable(session, prompt)
-
-
-@pytest.mark.parametrize(
-    ("where", "error", "number"),
-    [
-        ("draft", Stop, 2),
-        ("verify", Stop, 1),
-        ("verify", MemoryError, 3),
-        ("accept", Stop, 3),
-        ("accept", MemoryError, 1),
-    ],
-)
-def test_an_interrupt_inside_a_round_leaves_a_usable_session(where, error, number, pair, prompt, monkeypatch):
-    """Right after a step of the round, when the caches' arrays are already others."""
-    step, count = getattr(round_module, where), [0]
-
-    def failing(*arguments):
-        result = step(*arguments)
-        count[0] += 1
-        if count[0] == number:
-            raise error
-        return result
-
-    session, whole = Session(pair), fresh(prompt, **OPTIONS)
-    monkeypatch.setattr(round_module, where, failing)
-    with pytest.raises(error):
-        session.generate(prompt, **OPTIONS)
-    monkeypatch.undo()
-    out = session.last_generation
-    assert out.finish_reason == "cancelled"
-    assert len(out.stats.rounds) == number - 1
-    assert out.tokens == whole.tokens[: 1 + sum(r.committed for r in out.stats.rounds)]
-    check_usable(session, prompt)
-
-
-def test_a_failed_evaluation_leaves_nothing_that_could_be_used(pair, prompt, monkeypatch):
-    """Out of memory in the middle of a round: what the caches hold then is not known, here it is NaN."""
-    read, count = HostReads.read, [0]
-
-    def failing(reads, array, along=()):
-        count[0] += 1
-        if count[0] == 4:
-            for layer in [*session._state.cache.layers, *session._state.context.layers]:
-                layer.keys *= mx.nan
-                layer.values *= mx.nan
-            raise RuntimeError("out of memory")
-        return read(reads, array, along)
-
-    session = Session(pair)
-    monkeypatch.setattr(HostReads, "read", failing)
-    with pytest.raises(RuntimeError, match="out of memory"):
-        session.generate(prompt, **OPTIONS)
-    monkeypatch.undo()
-    assert session.last_generation.finish_reason == "cancelled"
-    assert session.tokens == []
-    check_usable(session, prompt)
-
-
-@pytest.mark.parametrize("where", ["cache", "context", "tokens"])
-def test_an_interrupt_inside_a_commit_leaves_a_usable_session(where, pair, prompt, monkeypatch):
-    """Between the target's cache, the drafter's context and the tokens: none of the three is ahead afterwards."""
-    from dflash_mlx.cache import TargetCache
-    from dflash_mlx.models.dflash import DFlash
-    from dflash_mlx.state import State
-
-    owner, name = {"cache": (TargetCache, "advance"), "context": (DFlash, "extend"), "tokens": (State, "keep")}[where]
-    method, count = getattr(owner, name), [0]
-
-    def failing(*arguments, **named):
-        result = method(*arguments, **named)
-        count[0] += 1
-        if count[0] == 4:
-            raise Stop
-        return result
-
-    session = Session(pair)
-    monkeypatch.setattr(owner, name, failing)
-    with pytest.raises(Stop):
-        session.generate(prompt, **OPTIONS)
-    monkeypatch.undo()
-    assert session.last_generation.finish_reason == "cancelled"
-    assert session.generate([*session.tokens, 7], max_tokens=1).stats.reused_tokens >= len(prompt)
-    check_usable(session, prompt)
-
-
-@pytest.mark.parametrize("at", [0, 1, 9])
-def test_an_exception_in_a_processor_carries_what_was_generated(at, pair, prompt):
-    count = [0]
-
-    def processor(tokens, logits):
-        if tokens.shape[0] >= len(prompt) + at:
-            count[0] += 1
-            raise RuntimeError("out of ideas")
-        return logits
-
-    session, whole = Session(pair), fresh(prompt, **OPTIONS)
-    with pytest.raises(ProcessorError, match="out of ideas") as caught:
-        session.generate(prompt, logits_processors=[processor], **OPTIONS)
-    partial = caught.value.partial
-    assert count[0]
-    assert partial.finish_reason == "cancelled"
-    assert partial.tokens == whole.tokens[: len(partial.tokens)]
-    assert len(partial.tokens) <= at
-    assert session.last_generation.tokens == partial.tokens
-    check_usable(session, prompt)
+    return PROMPT
 
 
 REUSE = {
@@ -273,7 +91,7 @@ def test_a_second_stream_on_a_session_ends_the_first_with_an_error(pair, prompt)
     tokens += [token for chunk in second for token in chunk.tokens]
     assert tokens == fresh(prompt[:-2], **OPTIONS).tokens
     assert session.last_generation.tokens == tokens
-    check_usable(session, prompt)
+    check_usable(session)
 
 
 def test_a_stream_that_was_not_begun_is_outdated_too(pair, prompt):
@@ -333,10 +151,6 @@ def test_what_is_wrong_is_said_before_anything_happens(tokens, options, text, pa
 
 
 def test_a_prompt_longer_than_the_context_is_refused(tmp_path):
-    from tiny import tiny_pair
-
-    from dflash_mlx import load
-
     first, second = tiny_pair(tmp_path, **grids.SHAPES[SHAPE])
     session = Session(load(str(first), draft=str(second), max_context=50))
     with pytest.raises(InputError) as caught:
