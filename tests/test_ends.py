@@ -161,6 +161,31 @@ def test_a_text_cut_by_max_tokens_is_what_its_tokens_decode_to(count, speaker):
     assert all(chunk.finish_reason is None and chunk.stats is None for chunk in chunks[:-1])
 
 
+@pytest.mark.parametrize("rounds", [0, 1, 2, 3, 4])
+def test_a_cancelled_text_is_what_its_tokens_decode_to(rounds, speaker):
+    """What was held back for a stop string, or for the rest of a character, is in the record of what there was."""
+    session = Session(speaker)
+    stream = session.stream_generate(scripts.ids_of(TEXT), max_tokens=60, stop=["漢🙂x", "c é!"], draft_length=2)
+    shown = "".join(next(stream).text for _ in range(rounds + 1))
+    stream.close()
+    out = session.last_generation
+    assert out.finish_reason == "cancelled"
+    assert len(out.tokens) == 1 + 3 * rounds
+    assert out.text == speaker.tokenizer.decode(out.tokens)
+    assert out.text.startswith(shown)
+    assert rounds != 1 or shown != out.text  # "c " was held back
+
+
+def test_a_generation_becomes_json_with_all_that_it_says(speaker):
+    out = generate(speaker, scripts.ids_of(TEXT), max_tokens=9, draft_length=4)
+    found = json.loads(json.dumps(out.to_dict()))
+    assert (found["text"], found["tokens"], found["finish_reason"]) == (out.text, out.tokens, "length")
+    stats = found["stats"]
+    assert [len(r["tokens"]) for r in stats["rounds"]] == [5, 3]
+    assert (stats["generated_tokens"], stats["syncs"], stats["speculation"]) == (9, 3, "on")
+    assert (stats["mean_accepted"], stats["mean_length"], stats["acceptance_rate"]) == (3.0, 4.0, 1.0)
+
+
 def test_a_prompt_of_text_is_its_tokens(speaker):
     out = generate(speaker, TEXT, max_tokens=5, draft_length=2)
     assert out.tokens == generate(speaker, scripts.ids_of(TEXT), max_tokens=5, draft_length=2).tokens
