@@ -148,6 +148,13 @@ def test_an_edge_value_means_what_it_says(one, other):
     assert chosen(logits, **one) == chosen(logits, **other)
 
 
+def test_top_p_drops_what_begins_exactly_at_its_mass():
+    """Of shares 1/2, 1/4, 1/4 the first alone has the mass 1/2; a little more needs another, and takes both equals."""
+    logits = mx.array([[0.0, -math.inf, -math.log(2), -math.log(2)]])
+    for top_p, kept in ((0.5, {0}), (0.500001, {0, 2, 3}), (0.75, {0, 2, 3}), (0.4, {0})):
+        assert kept_here(logits, Options(temperature=1.0, top_p=top_p)) == [kept]
+
+
 def test_min_p_1_keeps_all_of_the_most_likely():
     logits = mx.array([[5.0, 1.0, 5.0, 5.0, 4.999]] * 4000)
     assert set(np.unique(Choice(Options(temperature=1.0, min_p=1.0), 0).target(logits, 0, [0]))) == {0, 2, 3}

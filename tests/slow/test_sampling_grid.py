@@ -23,4 +23,4 @@ def test_seeded_rounds_equal_seeded_plain_decoding_everywhere(kind, temperature)
         if done.drafted != done.plain:
             different.append(str(case))
     assert different == []
-    assert len(texts) > 0.7 * len(cases)  # the settings do change what is said
+    assert len(texts) > 0.4 * len(cases)  # the settings do change what is said, at 0.3 too
