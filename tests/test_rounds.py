@@ -154,6 +154,41 @@ def test_seeded_rounds_equal_seeded_plain_decoding(options, kind):
             assert done.rounds, "nothing was drafted"
 
 
+class Listener:
+    """A target that keeps the logits that scored each position."""
+
+    def __init__(self, target):
+        self._target, self.scores = target, {}
+        self.config, self.embed_tokens, self.head = target.config, target.embed_tokens, target.head
+
+    def __call__(self, tokens, parts, taps=()):
+        forward, (part,) = self._target(tokens, parts, taps), parts
+        last = part.cache.offset + part.rows
+        for row in range(part.logits):
+            self.scores[last - part.logits + row + 1] = forward.logits[row]
+        return forward
+
+
+def test_a_drafter_that_knows_the_distribution_is_right_in_every_round_that_samples():
+    """Both draw with the same noise at the same position: one position off, and they agree only by chance."""
+    pair, prompt = grids.pair("window 11"), grids.prompts("window 11")["window"]
+    listener = Listener(pair.target)
+    options = {"temperature": 0.9, "seed": 4, "top_k": 50}
+    plain = grids.drive(grids.replace(pair, target=listener), prompt, grids.schedule(0), 40, **options)
+    knowing = grids.tutored(pair, [])
+
+    def draft_logits(block, context, target, rows):
+        first = context.offset + 1
+        scores = [listener.scores.get(first + row, mx.zeros((97,))) for row in range(rows)]
+        return mx.stack(scores) / pair.target.config.output_multiplier
+
+    knowing.drafter.draft_logits = draft_logits
+    done = grids.drive(knowing, prompt, grids.schedule(5), 40, **options)
+    assert done.tokens == plain.tokens
+    accepted = sum(round_.accepted for round_ in done.rounds)
+    assert accepted >= 0.9 * sum(round_.drafted for round_ in done.rounds)
+
+
 def test_another_seed_is_another_text_and_the_same_seed_the_same():
     pair, prompt = grids.pair("window 11"), grids.prompts("window 11")["window"]
     texts = [Session(pair).generate(prompt, temperature=1.0, seed=seed, max_tokens=20).tokens for seed in (1, 1, 2)]
