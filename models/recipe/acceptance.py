@@ -23,6 +23,7 @@ SEED = 24
 PROMPTS, CHATS, NEW = 60, 20, 160  # held-out code prompts, chat prompts, tokens to continue
 SIZES = [32, 96, 160, 224]
 LENGTHS = [1, 2, 3, 4, 7, 15]
+NARROW = [4, 7]  # lengths that are also tried with a block of only length + 1 slots
 
 
 def held_prompts(work, tokenizer):
@@ -75,18 +76,18 @@ def measure(target, drafter, prompts):
         first, last = len(prompt), len(prompt) + NEW
         stops = [i for i in range(first, last) if row[i] in (TOKEN["end_of_text"], TOKEN["eot"])]
         row = row[: stops[0] + 1 if stops else last]
-        marks, last = looping(row.tolist()), max(first, len(row) - S)
+        marks, last = looping(row[None].numpy())[0], max(first, len(row) - S)
         texts.append((row.tolist(), marks))
         if first == last:
             continue
         full = predictions(drafter, feature[: len(row)], row, first, last, S, table, head)
-        for k in LENGTHS:
-            narrow = (
-                full if k == S - 1 else predictions(drafter, feature[: len(row)], row, first, last, k + 1, table, head)
-            )
-            for block, drafts in (("full", full), ("narrow", narrow)):
-                found = walk(drafts, row, first, last, k)
-                rounds.setdefault((block, k), []).extend((marks[at], accepted) for at, accepted in found)
+        blocks = [("full", k, full) for k in LENGTHS]
+        for k in NARROW:
+            slots = predictions(drafter, feature[: len(row)], row, first, last, k + 1, table, head)
+            blocks.append(("narrow", k, slots))
+        for block, k, drafts in blocks:
+            found = walk(drafts, row, first, last, k)
+            rounds.setdefault((block, k), []).extend((marks[at], accepted) for at, accepted in found)
     return rounds, texts
 
 
@@ -124,15 +125,9 @@ def main():
         fresh = [mark for (_, marks), p in zip(texts, prompts, strict=True) for mark in marks[len(p) :]]
         result[kind]["looping_share"] = round(float(np.mean(fresh)), 3)
         print(kind, "prompts", len(prompts), "share of looping tokens", result[kind]["looping_share"])
-        for k in LENGTHS:
-            print(
-                " ",
-                k,
-                {
-                    b: {n: e["mean_accepted"] for n, e in result[kind]["greedy"][b][str(k)].items()}
-                    for b in ("full", "narrow")
-                },
-            )
+        for block, rows in result[kind]["greedy"].items():
+            for k, entry in rows.items():
+                print(f"  {block} block, draft length {k}:", {n: e["mean_accepted"] for n, e in entry.items()})
     with open(os.path.join(args.work, "acceptance.json"), "w") as file:
         json.dump(result, file, indent=1)
 

@@ -4,6 +4,7 @@ Batched decoding with a key/value cache per layer; every row of a batch has the 
 cache is a plain slice. Keeps the tapped features and the target's argmax of every position.
 """
 
+import numpy as np
 import torch
 from lean import angles, attend, rms
 
@@ -44,8 +45,12 @@ class Decoder:
         window = end if layer.full else layer.c["sliding_window"]
         first = max(0, start - window + 1)
         gap = torch.arange(start, end)[:, None] - torch.arange(first, end)[None]
-        mask = (gap >= 0) & (gap < window) if end - start > 1 else None
-        return attend(q, self.keys[i][:, first:end], self.values[i][:, first:end], mask)
+        k, v = self.keys[i][:, first:end], self.values[i][:, first:end]
+        if end - start > 1:
+            return attend(q, k, v, (gap >= 0) & (gap < window))
+        B, _, heads, size = q.shape  # one row: the query heads of a key head become rows, so no key is repeated
+        rows = q.view(B, k.shape[2], -1, size).transpose(1, 2)
+        return attend(rows, k, v).transpose(1, 2).reshape(B, 1, heads, size)
 
 
 @torch.no_grad()
@@ -78,16 +83,18 @@ def continuations(model, prompts, length, temperatures, taps, generator):
 
 
 def looping(ids, longest=64):
-    """Per position of a list of tokens: does the text up to it repeat itself?
+    """[B, T] bool of ids [B, T]: does the text up to and including a position repeat itself?
 
     A position loops when, for some period p <= longest, its last max(2p, 16) tokens equal those p before,
     that is, when a stretch stands there for the third time in a row.
     """
-    marks, run = [False] * len(ids), [0] * (longest + 1)
-    for t in range(len(ids)):
-        for p in range(1, min(longest, t) + 1):
-            run[p] = run[p] + 1 if ids[t] == ids[t - p] else 0
-            marks[t] = marks[t] or run[p] >= max(2 * p, 16)
+    B, T = ids.shape
+    marks = np.zeros((B, T), dtype=bool)
+    for p in range(1, min(longest, T - 1) + 1):
+        same, run = ids[:, p:] == ids[:, :-p], np.zeros(B, dtype=np.int64)
+        for t in range(T - p):
+            run = (run + 1) * same[:, t]
+            marks[:, t + p] |= run >= max(2 * p, 16)
     return marks
 
 

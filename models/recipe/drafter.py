@@ -3,7 +3,9 @@
 First a pool of continuations with the target's features is made (pool.pt), then blocks are trained at random
 anchors in it. Both steps resume after a kill; all that is random follows from the seed and a step number.
 
-Command: python drafter.py --work WORK
+Commands: python drafter.py --work WORK --make 0 2 &     (optional: two processes of one thread make the pool faster)
+          python drafter.py --work WORK --make 1 2
+          python drafter.py --work WORK
 """
 
 import argparse
@@ -16,32 +18,33 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from blocks import DRAFTER_CONFIG, Drafter
-from continuations import chat_prompts, continuations
+from continuations import chat_prompts, continuations, looping
 from lean import warm_stable_decay
 from publish import load_target, save_drafter
 from target import HERE, LENGTH, Windows, load_checkpoint, save_checkpoint
 from tokenizers import Tokenizer
 
 SEED = 23
-POOL, ROWS, SPAN = 24, 96, 384  # batches of sequences, sequences per batch, tokens per sequence
+POOL, ROWS, SPAN = 32, 128, 384  # batches of sequences, sequences per batch, tokens per sequence
 PROMPT_SIZES = [24, 64, 128, 200]
-TEMPERATURES = [0.0, 0.0, 0.7, 1.0]  # by row
+TEMPERATURES = [0.0, 0.3, 0.7, 1.0]  # by row
 CHAT_SHARE = 8  # every CHAT_SHARE-th batch continues chat prompts
 TOTAL, WARM, DECAY_SHARE = 2400, 40, 0.4  # steps
 BATCH, ANCHORS = 8, 32  # sequences per step, anchors per sequence
 MUON_RATE, ADAM_RATE = 0.02, 3e-3
 FADE = 5.0  # the loss of slot j weighs exp(-(j - 1) / FADE)
+LOOP_CHANCE, PROMPT_CHANCE = 0.15, 0.25  # of an anchor in looping text or in the prompt, against 1 elsewhere
 OFF_PATH = 0.25  # weight of slots behind a token that the target would not have chosen
 SAVE_SECONDS = 120
 
 
-def make_pool(work, target, tokenizer, batches=POOL):
-    """Write one file of continuations per batch; batches that exist are kept."""
+def make_pool(work, target, tokenizer, batches):
+    """Write one file of continuations for each of the batches; those that exist are kept."""
     windows = Windows(np.load(os.path.join(work, "train.npy")), tokenizer, LENGTH, 1, SEED)
     with open(os.path.join(work, "chat_train.json")) as file:
         chats = [p for p in chat_prompts(json.load(file), tokenizer) if len(p) < SPAN - 64]
     random.Random(SEED).shuffle(chats)
-    for batch in range(batches):
+    for batch in batches:
         path = os.path.join(work, f"pool_{batch}.pt")
         if os.path.exists(path):
             continue
@@ -60,24 +63,30 @@ def make_pool(work, target, tokenizer, batches=POOL):
         sizes = torch.tensor([len(p) for p in prompts])
         torch.save({"ids": ids, "features": features, "choice": choice, "sizes": sizes}, path + ".part")
         os.replace(path + ".part", path)
-        print(
-            f"{time.strftime('%H:%M:%S')} continuations {batch + 1} of {batches}, {time.time() - began:.0f} s",
-            flush=True,
-        )
+        print(f"{time.strftime('%H:%M:%S')} batch {batch} of the pool, {time.time() - began:.0f} s", flush=True)
 
 
-def read_pool(work, batches):
-    parts = [torch.load(os.path.join(work, f"pool_{i}.pt"), weights_only=True) for i in range(batches)]
-    return {key: torch.cat([part[key] for part in parts]) for key in parts[0]}
+def read_pool(work):
+    parts = [torch.load(os.path.join(work, f"pool_{i}.pt"), weights_only=True) for i in range(POOL)]
+    pool = {key: torch.cat([part[key] for part in parts]) for key in parts[0]}
+    pool["worth"] = worth(pool["ids"], pool["sizes"])
+    return pool
+
+
+def worth(ids, sizes):
+    """Chance of every position to be an anchor: most in the target's own text where it does not loop."""
+    chance = torch.where(torch.from_numpy(looping(ids.numpy())), LOOP_CHANCE, 1.0)
+    place = torch.arange(SPAN)
+    chance = torch.where(place < sizes[:, None] - 1, PROMPT_CHANCE, chance)
+    return torch.where((place >= 8) & (place < SPAN - DRAFTER_CONFIG["block_size"]), chance, 0.0)
 
 
 def blocks_of(pool, step):
-    """Rows, anchors [B, N], widths [B, N] of a step. Anchors start a little before the prompt ends."""
+    """Rows, anchors [B, N], widths [B, N] of a step."""
     generator = torch.Generator().manual_seed(SEED * 1_000_003 + step)
     S = DRAFTER_CONFIG["block_size"]
     rows = torch.randint(len(pool["ids"]), (BATCH,), generator=generator)
-    first = (pool["sizes"][rows] - 8).clamp(min=1)[:, None]
-    anchors = first + (torch.rand(BATCH, ANCHORS, generator=generator) * (SPAN - S - first)).long()
+    anchors = torch.multinomial(pool["worth"][rows], ANCHORS, generator=generator)
     narrow = torch.randint(2, S, (BATCH, ANCHORS), generator=generator)
     widths = torch.where(torch.rand(BATCH, ANCHORS, generator=generator) < 0.3, narrow, S)
     return rows, anchors, widths
@@ -111,10 +120,10 @@ def optimisers(model):
     ]
 
 
-def train(work, target, batches, total):
+def train(work, target, total):
     torch.manual_seed(SEED)
     drafter = Drafter(dtype=torch.bfloat16)
-    opts, path, pool = optimisers(drafter), os.path.join(work, "drafter.pt"), read_pool(work, batches)
+    opts, path, pool = optimisers(drafter), os.path.join(work, "drafter.pt"), read_pool(work)
     first = load_checkpoint(path, drafter, opts)
     table, head = target.embed_tokens.weight, target.lm_head.weight
     loss_of, every = torch.compile(block_loss), list(drafter.parameters())
@@ -147,13 +156,15 @@ def main():
     parser.add_argument("--work", required=True)
     parser.add_argument("--out", default=os.path.join(HERE, "..", "pocket"))
     parser.add_argument("--total", type=int, default=TOTAL)
-    parser.add_argument("--batches", type=int, default=POOL)
+    parser.add_argument("--make", nargs=2, type=int, metavar=("PART", "PARTS"), help="only make a part of the pool")
     args = parser.parse_args()
-    torch.set_num_threads(2)
+    torch.set_num_threads(1 if args.make else 2)
     target = load_target(os.path.join(args.out, "target"), torch.bfloat16)
     tokenizer = Tokenizer.from_file(os.path.join(args.out, "target", "tokenizer.json"))
-    make_pool(args.work, target, tokenizer, args.batches)
-    save_drafter(train(args.work, target, args.batches, args.total), os.path.join(args.out, "drafter"))
+    part, parts = args.make or (0, 1)
+    make_pool(args.work, target, tokenizer, range(part, POOL, parts))
+    if not args.make:
+        save_drafter(train(args.work, target, args.total), os.path.join(args.out, "drafter"))
 
 
 if __name__ == "__main__":

@@ -3,7 +3,8 @@
 Every byte of the held-out files counts; end tokens are scored too, begin tokens are not. The target reads up to
 its training length: windows overlap by half, each token is scored once with at least half a window before it.
 
-Command: python evaluate.py --work WORK     writes WORK/evaluation.json
+Commands: python evaluate.py target --work WORK       writes WORK/evaluation_target.json
+          python evaluate.py baselines --work WORK    writes WORK/evaluation_baselines.json
 """
 
 import argparse
@@ -82,6 +83,13 @@ class KneserNey:
         return -np.log(p)
 
 
+def unique_documents(stream):
+    """The stream with every document once: repeats would spoil the estimate of the discounts."""
+    starts = np.flatnonzero(stream == TOKEN["begin_of_text"])
+    documents = {part.tobytes(): part for part in np.split(stream, starts)[1:]}
+    return np.concatenate(list(documents.values()))
+
+
 def pack(stream, n):
     """All n-grams of a stream as uint64, the newest token in the low bits."""
     parts = [stream[i : len(stream) - n + 1 + i].astype(np.uint64) << np.uint64(12 * (n - 1 - i)) for i in range(n)]
@@ -93,40 +101,45 @@ def find(table, keys):
     return at, table[at] == keys
 
 
-def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--work", required=True)
-    parser.add_argument("--out", default=os.path.join(HERE, "..", "pocket"))
-    parser.add_argument("--skip-baselines", action="store_true")
-    args = parser.parse_args()
-    torch.set_num_threads(2)
-    with open(os.path.join(args.work, "bytes.json")) as file:
-        sizes = json.load(file)
-    model = load_target(os.path.join(args.out, "target"), torch.bfloat16)
-    counts = None if args.skip_baselines else KneserNey(np.load(os.path.join(args.work, "train.npy")))
-    result = {}
-    for kind in KINDS:
-        stream, size = np.load(os.path.join(args.work, f"held_{kind}.npy")), sizes[f"held_{kind}"]
-        scored = stream[1:] != TOKEN["begin_of_text"]
-        row = {"bytes": size, "tokens": int(scored.sum())}
-        row["target"] = float(target_nats(model, stream)[scored].sum()) / math.log(2) / size
-        if counts:
-            row["kneser_ney_5"] = float(counts.nats(stream)[scored].sum()) / math.log(2) / size
-        result[kind] = row
-        print(kind, row, flush=True)
-    code = [result[kind] for kind in ("library", "test")]
-    total = sum(row["bytes"] for row in code)
-    names = [name for name in code[0] if name not in ("bytes", "tokens")]
-    result["code"] = {"bytes": total, **{n: sum(row[n] * row["bytes"] for row in code) / total for n in names}}
-    with open(os.path.join(args.work, "held.json"), encoding="utf-8") as file:
+def score(kind, work, nats_of):
+    """Bits per byte of one held-out stream under a function from stream to nats per token."""
+    with open(os.path.join(work, "bytes.json")) as file:
+        size = json.load(file)[f"held_{kind}"]
+    stream = np.load(os.path.join(work, f"held_{kind}.npy"))
+    scored = stream[1:] != TOKEN["begin_of_text"]
+    return {"bytes": size, "bits_per_byte": float(nats_of(stream)[scored].sum()) / math.log(2) / size}
+
+
+def compressors(work):
+    with open(os.path.join(work, "held.json"), encoding="utf-8") as file:
         text = "\n".join(item["text"] for item in json.load(file)).encode()
-    result["code"] |= {
+    return {
         "xz": 8 * len(lzma.compress(text, preset=9)) / len(text),
         "zlib": 8 * len(zlib.compress(text, 9)) / len(text),
     }
-    print("code", result["code"])
-    with open(os.path.join(args.work, "evaluation.json"), "w") as file:
-        json.dump(result, file, indent=2)
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("what", choices=["target", "baselines"])
+    parser.add_argument("--work", required=True)
+    parser.add_argument("--out", default=os.path.join(HERE, "..", "pocket"))
+    args = parser.parse_args()
+    torch.set_num_threads(2)
+    if args.what == "target":
+        model = load_target(os.path.join(args.out, "target"), torch.bfloat16)
+        result = {kind: score(kind, args.work, lambda stream: target_nats(model, stream)) for kind in KINDS}
+    else:
+        model = KneserNey(unique_documents(np.load(os.path.join(args.work, "train.npy"))))
+        result = {kind: score(kind, args.work, model.nats) for kind in KINDS}
+    code = [result[kind] for kind in ("library", "test")]
+    total = sum(row["bytes"] for row in code)
+    result["code"] = {"bytes": total, "bits_per_byte": sum(r["bits_per_byte"] * r["bytes"] for r in code) / total}
+    if args.what == "baselines":
+        result["code"] |= compressors(args.work)
+    print(json.dumps(result, indent=1))
+    with open(os.path.join(args.work, f"evaluation_{args.what}.json"), "w") as file:
+        json.dump(result, file, indent=1)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import os
 import numpy as np
 import torch
 from blocks import DRAFTER_CONFIG, Drafter
-from lean import Target
+from lean import Matrix, Target
 from safetensors.torch import load_file, save_file
 from target import HERE, SEED, TEXT_CONFIG, TOKEN
 
@@ -62,6 +62,9 @@ def load_target(folder, dtype=torch.float32):
     model = Target(TEXT_CONFIG, dtype)
     saved = load_file(os.path.join(folder, "model.safetensors"))
     model.load_state_dict({name: saved[published_name(name)].float() for name in model.state_dict()})
+    for module in model.modules():  # the rounded values fit, and need no cast at every call
+        if isinstance(module, Matrix):
+            module.weight.data = module.weight.data.to(dtype)
     return model.eval().requires_grad_(False)
 
 

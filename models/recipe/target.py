@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 
 SEED = 22
 LENGTH, BATCH = 512, 6  # tokens per sequence, sequences per step
-TOTAL, WARM, DECAY_SHARE = 3600, 60, 0.35  # steps
+TOTAL, WARM, DECAY_SHARE = 1900, 60, 0.35  # steps
 MUON_RATE, ADAM_RATE, MUON_DECAY, ADAM_DECAY = 0.02, 3e-3, 0.1, 0.01
 START_SHARE = 0.3  # sequences that begin with the begin token at the start of a line
 SAVE_SECONDS = 150
