@@ -115,9 +115,10 @@ class Choice:
 
     def _penalised(self, logits: mx.array, history: Sequence[int], drafted: mx.array | None) -> mx.array:
         """Repetition penalty over the newest tokens before each row (Keskar et al. 2019)."""
-        penalty, context, rows = self.options.repetition_penalty, self.options.repetition_context, logits.shape[0]
+        penalty, rows = self.options.repetition_penalty, logits.shape[0]
         if penalty == 1:
             return logits
+        context = min(self.options.repetition_context, len(history) + rows)
         recent = mx.array(list(history[-context:]), dtype=mx.uint32)
         width = recent.shape[0]
         if drafted is None:

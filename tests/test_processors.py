@@ -129,11 +129,11 @@ def test_bias_and_penalty_are_those_of_mlx_lm(pair, context, prompt):
         assert generate(tutored, prompt, **OPTIONS, logits_processors=theirs, draft_length=length).tokens == expected
 
 
-@pytest.mark.parametrize("context", [1, 3, 4, 9, 40])
+@pytest.mark.parametrize("context", [1, 3, 4, 9, 40, 2**40])
 @pytest.mark.parametrize("held", [1, 3, 8, 50])
 def test_a_row_is_penalised_for_the_newest_tokens_before_it(context, held):
     """By hand: contexts shorter and longer than the history, than the block, and than both together."""
-    random = np.random.RandomState(context + held)
+    random = np.random.RandomState((context + held) % 2**32)
     history, drafted = random.randint(0, 13, held).tolist(), random.randint(0, 13, 5)
     logits = (random.standard_normal((6, 13)) * 3).astype(np.float32)
     expected = logits.copy()
