@@ -54,6 +54,13 @@ class Fields:
             raise CheckpointError(must("config", name, "present", "nothing", SAME_RELEASE + "."))
         return value
 
+    def typed(self, name: str, kind: type | tuple[type, ...], expected: str) -> Any:
+        """The field, which is of this kind where it is present."""
+        value = self.get(name)
+        if value is not None and not isinstance(value, kind):
+            raise CheckpointError(must("config", name, expected, repr(value), SAME_RELEASE + "."))
+        return value
+
     def integer(self, name: str, least: int = 1) -> int:
         value = self.require(name)
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
@@ -90,8 +97,8 @@ class Fields:
 
     def rope_theta(self) -> float:
         """The rotary base: from `rope_parameters`, or from a flat `rope_theta`; both must agree."""
-        parameters = self.get("rope_parameters") or {}
-        scaling = self.get("rope_scaling") or {}
+        parameters = self.typed("rope_parameters", Mapping, "an object") or {}
+        scaling = self.typed("rope_scaling", Mapping, "an object") or {}
         kind = parameters.get("rope_type", parameters.get("type", "default"))
         scaled = scaling.get("rope_type", scaling.get("type", "default"))
         for name, found in (("rope_parameters.rope_type", kind), ("rope_scaling.rope_type", scaled)):
@@ -102,14 +109,13 @@ class Fields:
         if not found_values:
             todo = "Libraries default to 10000 or to 500000, so the checkpoint has to say it."
             raise CheckpointError(must("config", "rope_parameters.rope_theta", "present", "nothing", todo))
+        for name, theta in found_values.items():
+            if isinstance(theta, bool) or not isinstance(theta, (int, float)) or not theta > 0:
+                raise CheckpointError(must("config", name, "a number above 0", repr(theta), SAME_RELEASE + "."))
         if len(set(found_values.values())) > 1:
             text = " and ".join(f"{name}={value}" for name, value in found_values.items())
             raise CheckpointError(must("config", "rope_theta", "one value", text, "Remove the wrong one."))
-        theta = next(iter(found_values.values()))
-        if isinstance(theta, bool) or not isinstance(theta, (int, float)) or not theta > 0:
-            name = next(iter(found_values))
-            raise CheckpointError(must("config", name, "a number above 0", repr(theta), SAME_RELEASE + "."))
-        return float(theta)
+        return float(next(iter(found_values.values())))
 
 
 def _layer_types(fields: Fields, layers: int) -> tuple[str, ...]:
@@ -117,13 +123,12 @@ def _layer_types(fields: Fields, layers: int) -> tuple[str, ...]:
 
     Source: transformers counts every fourth layer full from the last one, mlx-lm from the first.
     """
-    given = fields.get("layer_types")
-    backwards = tuple(FULL if (layers - 1 - i) % 4 == 0 else SLIDING for i in range(layers))
+    given = fields.typed("layer_types", (list, tuple), "a list")
     if given is None:
         if layers % 4:
             todo = f"With {layers} layers the default rules of transformers and mlx-lm differ."
             raise CheckpointError(must("config", "layer_types", "present", "nothing", todo))
-        return backwards
+        return tuple(FULL if (layers - 1 - i) % 4 == 0 else SLIDING for i in range(layers))
     if len(given) != layers or any(kind not in (SLIDING, FULL) for kind in given):
         expected = f"{layers} entries of '{SLIDING}' or '{FULL}'"
         raise CheckpointError(must("config", "layer_types", expected, repr(given), SAME_RELEASE + "."))
@@ -132,7 +137,7 @@ def _layer_types(fields: Fields, layers: int) -> tuple[str, ...]:
 
 def _rope_layers(fields: Fields, types: tuple[str, ...], theta: float) -> tuple[bool, ...]:
     """Which layers rotate: `layer_rope_theta` is 0 on a NoPE layer and the base elsewhere."""
-    given = fields.get("layer_rope_theta")
+    given = fields.typed("layer_rope_theta", (list, tuple), "a list")
     layers = len(types)
     if given is None:
         backwards = tuple(FULL if (layers - 1 - i) % 4 == 0 else SLIDING for i in range(layers))
@@ -165,7 +170,7 @@ def _check_heads(heads: int, kv_heads: int) -> None:
 def _token_ids(value: Any) -> tuple[int, ...]:
     if value is None:
         return ()
-    return tuple(value) if isinstance(value, (list, tuple)) else (int(value),)
+    return tuple(value) if isinstance(value, (list, tuple)) else (value,)
 
 
 @dataclass(frozen=True)
@@ -272,8 +277,8 @@ class DrafterConfig:
         fields = Fields(raw, "dflash_config")
         fields.expect("hidden_act", "silu")
         layers = fields.integer("num_hidden_layers")
-        types = fields.get("layer_types", [SLIDING] * layers)
-        if list(types) != [SLIDING] * layers:
+        types = fields.typed("layer_types", (list, tuple), "a list")
+        if types is not None and (len(types) != layers or any(kind != SLIDING for kind in types)):
             todo = "Only drafters whose layers all slide are supported."
             raise CheckpointError(must("config", "layer_types", f"{layers} times '{SLIDING}'", repr(types), todo))
         heads, kv_heads = fields.integer("num_attention_heads"), fields.integer("num_key_value_heads")

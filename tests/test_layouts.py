@@ -9,7 +9,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 import reference
-from faults import TOKENS, WHOLE, drafted, logits_of
+from faults import TOKENS, WHOLE, drafted, edit_config, logits_of, put, told
 from tiny import (
     LAYOUTS,
     Quantisation,
@@ -28,7 +28,7 @@ from tiny import (
 )
 
 import dflash_mlx
-from dflash_mlx import load
+from dflash_mlx import CheckpointError, load
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
@@ -140,13 +140,27 @@ def test_a_drafter_loads_with_and_without_prefix_whole_and_quantised(prefix, how
     folder = write_target(tmp_path / "target", target)
     found = drafted(folder, write_drafter(tmp_path / "drafter", spec, prefix=prefix, quantisation=how))
     weights = drafter_weights(spec) if how is None else dequantised(drafter_weights(spec), how, "float32")
-    whole = target_weights(target)
+    check_drafted(found, spec, weights, target_weights(target))
+
+
+def check_drafted(found, spec, weights, target):
+    """What `faults.drafted` drafts, by the formulas."""
     features = np.random.RandomState(1).standard_normal((len(TOKENS), 3 * spec.hidden)).astype(np.float32)
     for logits, end in zip(found, (4, 5, 12), strict=True):
         block = [TOKENS[end]] + [spec.mask_token] * (spec.block - 1)
-        table, head = whole["model.embed_tokens.weight"], whole["lm_head.weight"]
-        expected = reference.drafter_forward(drafter_config(spec), weights, table, head, features[:end], block)
-        agreement.agree(logits, expected)
+        table, head = target["model.embed_tokens.weight"], target["lm_head.weight"]
+        agreement.agree(
+            logits, reference.drafter_forward(drafter_config(spec), weights, table, head, features[:end], block)
+        )
+
+
+@pytest.mark.parametrize(("embedding", "head"), [(True, False), (False, True), (True, True)])
+def test_a_drafter_reads_the_raw_table_and_head_of_a_quantised_target(embedding, head, tmp_path):
+    target, spec = tiny_specs(**WHOLE)
+    how = Quantisation(4, 64, embedding, head)
+    first = write_target(tmp_path / "target", target, "mlx-lm", quantisation=how)
+    found = drafted(first, write_drafter(tmp_path / "drafter", spec))
+    check_drafted(found, spec, drafter_weights(spec), dequantised(target_weights(target), how, "float32"))
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -190,6 +204,33 @@ def test_a_raw_query_scale_is_never_applied_as_it_stands(tmp_path):
     assert raw["qk_scale_factor"] > 5 * spec.qk_scale
     found = logits_of(write_target(tmp_path / "legacy", spec, "legacy"))
     assert np.array_equal(found, logits_of(write_target(tmp_path / "today", spec)))
+
+
+def test_the_older_schema_may_state_the_final_query_factor(tmp_path):
+    spec = TargetSpec(**WHOLE)
+    folder = write_target(tmp_path / "legacy", spec, "legacy")
+    edit_config(folder, put(scale_query_by=spec.qk_scale, qk_scale_factor=1.0))
+    assert np.array_equal(logits_of(folder), logits_of(write_target(tmp_path / "today", spec)))
+
+
+@pytest.mark.parametrize("layout", ["transformers", "flat", "mlx-lm"])
+def test_a_large_query_factor_of_todays_schema_is_applied_as_it_stands(layout, tmp_path):
+    """Larger than the root of the head size, as a raw one would be: the schema tells them apart, not the size."""
+    spec = TargetSpec(**WHOLE, qk_scale=9.5)
+    expected, _ = reference.target_forward(text_config(spec), target_weights(spec), TOKENS)
+    agreement.agree(logits_of(write_target(tmp_path / "target", spec, layout)), expected)
+
+
+@pytest.mark.parametrize("switch", ["use_qk_norm", "use_attn_output_gate", "normalize_tok_embeddings"])
+def test_a_variant_of_the_older_schema_that_is_not_built_is_refused(switch, tmp_path):
+    spec = TargetSpec(**WHOLE)
+    folder = write_target(tmp_path / "legacy", spec, "legacy")
+    edit_config(folder, lambda config, _: config.update({switch: None}))
+    assert np.isfinite(logits_of(folder)).all()
+    edit_config(folder, put(**{switch: False}))
+    with pytest.raises(CheckpointError) as error:
+        load(folder, draft=None)
+    told(error, switch, "true", "False")
 
 
 def test_vision_tensors_are_skipped_with_one_line_that_says_so(tmp_path):

@@ -41,6 +41,8 @@ def _section(raw: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """The `quantization` section, wherever the writer put it; two different ones are an error."""
     places = (raw, raw.get("text_config") or {})
     found = [place[key] for place in places for key in ("quantization", "quantization_config") if place.get(key)]
+    if found and not isinstance(found[0], Mapping):
+        raise CheckpointError(must("config", "quantization", "an object", repr(found[0]), "Restore it in config.json."))
     if any(section != found[0] for section in found):
         expected = "the same in quantization and quantization_config"
         raise CheckpointError(must("config", "quantization", expected, "two that differ", "Remove the wrong one."))
@@ -76,6 +78,9 @@ def module_quantisation(
         if override is False:
             found = f"false, while {module}.scales is in the files"
             raise CheckpointError(must("config", f"quantization.{module}", "absent", found, "Correct config.json."))
+        if override is not True and not isinstance(override, Mapping):
+            name = f"quantization.{module}"
+            raise CheckpointError(must("config", name, "an object", repr(override), "Correct config.json."))
         entry = section if override is True else {**section, **override}
         result[module] = _parse("quantization" if override is True else f"quantization.{module}", entry)
     return result
