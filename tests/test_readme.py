@@ -74,6 +74,13 @@ def test_the_python_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert names["session"].last_generation.stats.generated_tokens > 0  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize("page", ["README.md", *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))])
+def test_links_lead_to_files(page: str) -> None:
+    links = re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", (ROOT / page).read_text())
+    local = [link for link in links if "://" not in link]
+    assert [link for link in local if not (ROOT / page).parent.joinpath(link).exists()] == []
+
+
 def test_readme_tree_lists_what_exists() -> None:
     tree = next(block for block in BLOCKS if "pyproject.toml" in block and "dflash_mlx/" in block)
     folder, missing = ROOT, []
