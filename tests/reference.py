@@ -106,7 +106,13 @@ def target_forward(
 
 
 def drafter_forward(
-    config: Mapping[str, Any], weights: Weights, table: Array, head: Array, features: Array, block_ids: Sequence[int]
+    config: Mapping[str, Any],
+    weights: Weights,
+    table: Array,
+    head: Array,
+    features: Array,
+    block_ids: Sequence[int],
+    start: int = 0,
 ) -> Array:
     """A v1 drafter's logits for a block after a whole context.
 
@@ -114,8 +120,9 @@ def drafter_forward(
         config: the drafter's `config.json`.
         weights: names without prefix, any float dtype.
         table: [V, E] the target's raw embedding table; head: [V, E] its raw head.
-        features: [n, L*E] taps of positions 0..n-1, joined on the last axis.
-        block_ids: S ids at positions n..n+S-1: the anchor, then mask tokens.
+        features: [n, L*E] taps of positions start..start+n-1, joined on the last axis.
+        block_ids: S ids at the positions after them: the anchor, then mask tokens.
+        start: the first position that there is any context of.
     Returns:
         [S-1, V] float64 raw head logits of slots 1..S-1 (no multiplier, no soft cap).
     """
@@ -125,7 +132,7 @@ def drafter_forward(
     fused = np.asarray(features, np.float64) @ w["encoder.fc.weight"].T
     context = rms(fused, eps) * w["encoder.output_norm_enc.weight"]
     x = np.asarray(table, np.float64)[np.asarray(block_ids)]
-    keys = np.arange(len(context) + len(x))
+    keys = start + np.arange(len(context) + len(x))
     rows = keys[len(context) :]
     visible = np.abs(rows[:, None] - keys[None]) <= window
     for i in range(config["num_hidden_layers"]):

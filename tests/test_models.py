@@ -22,6 +22,7 @@ from tiny import (
 )
 
 from dflash_mlx.loading import load_target
+from dflash_mlx.models.layers import CentredRMSNorm
 
 CASES = agreement.names()
 
@@ -94,13 +95,15 @@ def _reference_blocks(case, weights, draft, features, rows):
     return np.stack(found)
 
 
-@pytest.mark.parametrize("steps", [[], [1] * 40, [7, 1, 3, 13, 1, 1, 8]], ids=["whole", "single", "mixed"])
-@pytest.mark.parametrize("window", [1, 2, 5, 39, 64])
+@pytest.mark.parametrize(
+    "steps", [[], [1] * 120, [7, 1, 3, 13, 1, 1, 8, 30, 1, 2, 1, 25, 1]], ids=["whole", "single", "mixed"]
+)
+@pytest.mark.parametrize("window", [1, 2, 5, 39, 200])
 def test_the_window_reaches_exactly_as_far_as_the_formula_says(window, steps, tmp_path):
-    """Window 1 sees only itself, and one row more or less changes the numbers."""
+    """Window 1 sees only itself; the rings of the small windows wrap twice."""
     sizes = {"vocab": 61, "hidden": 48, "intermediate": 80, "heads": (6, 3), "head_dim": 8}
     spec, _ = tiny_specs(**sizes, window=window, layers=5)
-    tokens = np.random.RandomState(3).randint(0, spec.vocab, 40)
+    tokens = np.random.RandomState(3).randint(0, spec.vocab, 120)
     expected, taps = reference.target_forward(text_config(spec), target_weights(spec), tokens, (0, 4))
     target = load_target(write_target(tmp_path / "target", spec))
     logits, features = agreement.run_target(target, tokens, (0, 4), steps)
@@ -114,16 +117,47 @@ def test_the_drafter_sees_its_window_from_each_slot_inclusively(window, tmp_path
     sizes = {"vocab": 67, "hidden": 48, "intermediate": 80, "heads": (6, 3), "head_dim": 8, "window": 9}
     target, drafter = tiny_models(tmp_path, **sizes, drafter_window=window, drafter_heads=(4, 2), block=13, taps=(1, 2))
     spec, draft_spec = tiny_specs(**sizes, drafter_window=window, drafter_heads=(4, 2), block=13, taps=(1, 2))
-    tokens = np.random.RandomState(4).randint(0, spec.vocab, 80)
-    features = np.random.RandomState(5).standard_normal((80, 96)).astype(np.float32)
+    tokens = np.random.RandomState(4).randint(0, spec.vocab, 130)
+    features = np.random.RandomState(5).standard_normal((130, 96)).astype(np.float32)
     weights, draft = target_weights(spec), drafter_weights(draft_spec)
-    rows = [1, 1, 2, window, 1, 13, 1, 1]
+    rows = [1, 1, 2, window, 1, 13, 1, 1, 30, 1, 1, 3, 16, 1]  # the small windows' rings wrap
     found = agreement.run_blocks(target, drafter, tokens, features, rows)
     for logits, end in zip(found, np.cumsum(rows), strict=True):
         block = [int(tokens[end])] + [draft_spec.mask_token] * 12
         table, head = weights["model.embed_tokens.weight"], weights["lm_head.weight"]
         expected = reference.drafter_forward(drafter_config(draft_spec), draft, table, head, features[:end], block)
         agreement.agree(logits, expected)
+
+
+@pytest.mark.parametrize("first", [5, 40, 1000])
+def test_a_drafter_whose_context_starts_late_sees_nothing_before_it(first, tmp_path):
+    """Rows that were never written are no context, and positions stay absolute."""
+    sizes = {"vocab": 67, "hidden": 48, "intermediate": 80, "heads": (6, 3), "head_dim": 8, "taps": (1, 2)}
+    target, drafter = tiny_models(tmp_path, **sizes, drafter_window=21, block=5)
+    spec, draft_spec = tiny_specs(**sizes, drafter_window=21, block=5)
+    features = np.random.RandomState(5).standard_normal((4, 96)).astype(np.float32)
+    context = agreement.DrafterContext(drafter.config, mx.float32)
+    context.skip_to(first)
+    drafter.extend(context, mx.split(mx.array(features), 2, axis=-1))
+    context.advance(4)
+    block = [9] + [draft_spec.mask_token] * 4
+    found = np.array(drafter.draft_logits(mx.array(block, mx.uint32), context, target, 4))
+    weights, draft, config = target_weights(spec), drafter_weights(draft_spec), drafter_config(draft_spec)
+    table, head = weights["model.embed_tokens.weight"], weights["lm_head.weight"]
+    agreement.agree(found, reference.drafter_forward(config, draft, table, head, features, block, first))
+
+
+def test_a_centred_norm_keeps_weights_that_bfloat16_loses_beside_one():
+    """1 + 0.0015 is 1 in bfloat16: the sum is formed in float32."""
+    norm = CentredRMSNorm(64, 1e-5)
+    norm.weight = mx.full((64,), 0.0015, mx.bfloat16)
+    x = rounded(np.random.RandomState(1).standard_normal((40, 64)).astype(np.float32), "bfloat16")
+    gain = 1 + float(norm.weight[0].astype(mx.float32))
+    exact = reference.rms(x.astype(np.float64), 1e-5)
+    found = np.array(norm(mx.array(x).astype(mx.bfloat16)).astype(mx.float32))
+    expected, wrong = (rounded((exact * factor).astype(np.float32), "bfloat16") for factor in (gain, 1.0))
+    assert np.mean(found == expected) > 0.99
+    assert np.mean(found == wrong) < 0.9
 
 
 @pytest.mark.parametrize(

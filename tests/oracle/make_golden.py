@@ -54,16 +54,16 @@ THIRTY_B_HEADS = {"heads": (32, 2), "head_dim": 128, "drafter_heads": (32, 8), "
 # A run's precision -> that which the weights were rounded to; "exact" is float64 with bfloat16's weights.
 RUNS = {"float64": "float32", "float32": "float32", "exact": "bfloat16", "bfloat16": "bfloat16"}
 CASES: dict[str, dict[str, Any]] = {
-    "window_below_prompt": {"vocab": 131, "window": 8, "length": 41},
+    "window_below_prompt": {"vocab": 131, "window": 8, "length": 115},
     "window_above_prompt": {"vocab": 509, "window": 64, "length": 37, "seed": 11, "rows": [21, 5, 1, 9]},
     "many_heads": {"vocab": 127, "layers": 8, "heads": (32, 8), "drafter_heads": (32, 8), "window": 16, "seed": 12},
     "odd_layer_count": {
         "vocab": 113, "layers": 6, "layer_types": ODD_TYPES, "rope_layers": (True, False, True, True, False, False),
-        "window": 10, "theta": 10007.0, "taps": (1, 2, 4), "block": 8, "seed": 13,
+        "window": 10, "theta": 10007.0, "taps": (1, 2, 4), "block": 8, "seed": 13, "length": 107,
     },
     "twelve_layers": {
         "vocab": 151, "hidden": 64, "layers": 12, "taps": (1, 3, 5, 8, 10), "drafter_layers": 5, "window": 21,
-        "drafter_window": 13, "softcap": 7.0, "seed": 14,
+        "drafter_window": 13, "softcap": 7.0, "seed": 14, "length": 109,
     },
     "head_geometry_of_30b": {
         "vocab": 137, "hidden": 96, "intermediate": 160, "window": 33, "length": 60, "seed": 15, **THIRTY_B_HEADS,
@@ -257,7 +257,7 @@ def random_sizes(seed: int) -> dict[str, Any]:
         "window": pick(5, 9, 16, 30, 70), "drafter_window": pick(6, 11, 16, 80), "theta": pick(1e4, 5e5),
         "qk_scale": pick(1.5, 3.87), "multiplier": pick(0.3, 0.8), "softcap": pick(6.0, 20.0), "taps": taps,
         "drafter_heads": pick((4, 2), (32, 8), (6, 3)), "drafter_head_dim": pick(16, 32),
-        "drafter_layers": pick(1, 2, 4), "block": pick(8, 16), "length": int(random.randint(30, 70)),
+        "drafter_layers": pick(1, 2, 4), "block": pick(8, 16), "length": int(random.randint(30, 130)),
         "prompt": int(random.randint(1, 40)),
         "seed": seed,
     }  # fmt: skip
