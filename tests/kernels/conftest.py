@@ -19,9 +19,20 @@ def _clang(users_environment: dict[str, str]) -> compiler.Compiler:
     return compiler.find_compiler()
 
 
+_NOTES: list[str] = []
+
+
+@pytest.fixture(scope="session")
+def notes() -> list[str]:
+    """Lines for the summary of the run."""
+    return _NOTES
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Say which compiler ran the kernels, and what its code cannot show."""
     for found in compiler.found():
         terminalreporter.write_line(f"kernels: {found.name}")
         if found.not_checked:
             terminalreporter.write_line(f"kernels: not checked with this compiler: {', '.join(found.not_checked)}")
+    for line in _NOTES:
+        terminalreporter.write_line(f"kernels: {line}")
