@@ -25,27 +25,21 @@ RUNTIME = ("runtime.cpp", "memory.cpp")
 FIBER = {"x86_64": "fiber_x86_64.S", "arm64": "fiber_arm64.S", "aarch64": "fiber_arm64.S"}
 MACHINE = platform.machine()
 LANGUAGE = ["-x", "c++", "-std=c++17", "-I", str(HERE)]
-# Frames must stay walkable: they are the identity of an operation. Half floats round after each operation, and
-# nothing is contracted to a fused multiply-add that the text does not write. Calls of helpers are not joined.
+# Frames must stay walkable, and calls of helpers apart: they are the identity of an operation. Half floats round after
+# each operation, and nothing is contracted to a fused multiply-add that the text does not write.
 COMMON = [
-    *("-fno-exceptions", "-fno-rtti", "-fno-omit-frame-pointer", "-fno-optimize-sibling-calls"),
-    *(
-        "-Xclang",
-        "-fconvergent-functions",
-        "-ffp-contract=off",
-        "-fno-math-errno",
-        "-fno-strict-aliasing",
-        "-fwrapv",
-        "-fPIC",
-    ),
-    *("-Wall", "-Wno-unknown-pragmas", "-Wno-unused-variable", "-Wno-unused-function", "-Wno-unused-const-variable"),
+    *("-fno-exceptions", "-fno-rtti", "-fno-omit-frame-pointer", "-fno-optimize-sibling-calls", "-fPIC"),
+    *("-Xclang", "-fconvergent-functions"),
+    *("-ffp-contract=off", "-fno-math-errno", "-fno-strict-aliasing", "-fwrapv"),
+    *("-Wall", "-Wno-unknown-attributes", "-Wno-unknown-pragmas"),
+    *("-Wno-unused-variable", "-Wno-unused-function", "-Wno-unused-const-variable"),
 ]
 X86_ROUNDING = [*("-Xclang", "-ffloat16-excess-precision=none"), *("-Xclang", "-fbfloat16-excess-precision=none")]
 UNDEFINED = "array-bounds,shift,integer-divide-by-zero,float-cast-overflow"
 BUILDS = {
     "typecheck": [
-        *("-DMSL_TYPECHECK", "-fsyntax-only", "-Wno-unknown-attributes"),
-        *("-Werror=return-type", "-Werror=vla-extension", "-Werror=double-promotion"),
+        *("-DMSL_TYPECHECK", "-fsyntax-only"),
+        *("-Werror=return-type", "-Werror=vla-extension"),
         *("-Werror=uninitialized", "-Werror=sometimes-uninitialized", "-Werror=conditional-uninitialized"),
     ],
     "fast": ["-O2"],
@@ -57,12 +51,14 @@ BUILDS = {
         "-ftrivial-auto-var-init=pattern",
     ],
 }
-# Kernel-address mode calls a function by size for each access; sizes that have no name of their own are the wide ones.
+# Kernel-address mode writes the size of each access that has no function of its own into the call.
 AUDIT = [
     *("-O1", "-fno-vectorize", "-fno-slp-vectorize", "-fsanitize=kernel-address"),
     *("-mllvm", "-asan-instrumentation-with-call-threshold=0", "-mllvm", "-asan-stack=0", "-mllvm", "-asan-globals=0"),
 ]
-UNSEEN = re.compile(rb"__asan_(?:load|store)N\w*|__tsan_(?:atomic|vptr|volatile)\w*")
+SIZED = re.compile(r"call void @__asan_(load|store)N\w*\(i64 [^,]+, i64 ([^)]+)\)")
+ATOMIC = re.compile(r"call \w+ @(__tsan_(?:atomic|volatile)\w*)")
+SEEN_BYTES = 16
 
 
 def processor(compiler: Compiler) -> list[str]:
@@ -132,16 +128,20 @@ def compiled(text: str, build: str) -> Path:
 
 def audit(text: str) -> list[str]:
     """List the accesses of a unit that the checker would not see: wider than 16 bytes, or atomic."""
+    sized = SIZED.findall(assembly(text, AUDIT))
+    wide = {f"{what} of {size} bytes" for what, size in sized if not size.isdigit() or int(size) > SEEN_BYTES}
+    return sorted(wide | set(ATOMIC.findall(assembly(text, BUILDS["checked"]))))
+
+
+def assembly(text: str, flags: list[str]) -> str:
+    """Give a unit in LLVM's own assembly language."""
     compiler = find_compiler()
-    found: set[str] = set()
-    for flags in (AUDIT, BUILDS["checked"]):
-        with tempfile.TemporaryDirectory() as folder:
-            source, item = Path(folder) / "unit.cpp", Path(folder) / "unit.o"
-            source.write_text(text)
-            arguments = [*LANGUAGE, *COMMON, "-w", *processor(compiler), *flags]
-            run([*compiler.command, *arguments, "-c", str(source), "-o", str(item)])
-            found |= {name.decode() for name in UNSEEN.findall(item.read_bytes())}
-    return sorted(found)
+    with tempfile.TemporaryDirectory() as folder:
+        source, item = Path(folder) / "unit.cpp", Path(folder) / "unit.ll"
+        source.write_text(text)
+        arguments = [*LANGUAGE, *COMMON, "-w", *processor(compiler), *flags, "-S", "-emit-llvm"]
+        run([*compiler.command, *arguments, str(source), "-o", str(item)])
+        return item.read_text()
 
 
 def runtime_library() -> Path:
