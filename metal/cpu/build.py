@@ -68,9 +68,16 @@ def processor(compiler: Compiler) -> list[str]:
     return [*X86_ROUNDING, "-march=x86_64_v3" if compiler.zig else "-march=x86-64-v3"]
 
 
-def link(compiler: Compiler) -> list[str]:
-    """Give the flags that leave the runtime's names open until the kernel is loaded."""
-    return ["-undefined", "dynamic_lookup"] if platform.system() == "Darwin" else ["-Wl,-z,undefs"]
+def link(libraries: bool) -> list[str]:
+    """Give the flags that make a library: the runtime, or a kernel, whose open names are found when it is loaded.
+
+    Neither uses C++'s own library, which zig would have to build first.
+    """
+    if platform.system() == "Darwin":
+        return ["-shared", "-nostdlib++"] if libraries else ["-shared", "-undefined", "dynamic_lookup"]
+    if libraries:
+        return ["-shared", "-nostdlib++", "-Wl,--no-as-needed", "-lm", "-ldl", "-lpthread"]
+    return ["-shared", "-nostdlib", "-Wl,-z,undefs"]
 
 
 def run(command: list[str]) -> str:
@@ -121,7 +128,7 @@ def compiled(text: str, build: str) -> Path:
         source, item, made = Path(folder) / "unit.cpp", Path(folder) / "unit.o", Path(folder) / "unit.so"
         source.write_text(text)
         run([*compiler.command, *flags, "-c", str(source), "-o", str(item)])
-        run([*compiler.command, "-shared", *link(compiler), str(item), "-o", str(made)])
+        run([*compiler.command, str(item), "-o", str(made), *link(libraries=False)])
         os.replace(made, library)  # other test processes see a whole file or none
     return library
 
@@ -151,8 +158,8 @@ def runtime_library() -> Path:
     if fiber is None:
         raise CompileError(f"[metal/cpu] the processor must be one of {', '.join(FIBER)} but got {MACHINE}.")
     files = [HERE / name for name in (*RUNTIME, fiber)]
-    flags = ["-std=c++17", "-O2", "-g1", "-fPIC", "-fno-omit-frame-pointer", "-fno-optimize-sibling-calls"]
-    flags += processor(compiler)
+    flags = ["-std=c++17", "-O2", "-g1", "-fPIC", "-fno-exceptions", "-fno-rtti"]
+    flags += ["-fno-omit-frame-pointer", "-fno-optimize-sibling-calls", *processor(compiler)]
     text = "".join(file.read_text() for file in [*files, HERE / "state.h"])
     library = cache_folder() / f"runtime-{key(compiler, text, flags)}.so"
     if not library.exists():
@@ -161,6 +168,6 @@ def runtime_library() -> Path:
             for file, item in zip(files, items, strict=True):
                 run([*compiler.command, *flags, "-c", str(file), "-o", item])
             made = Path(folder) / "runtime.so"
-            run([*compiler.command, "-shared", *items, "-o", str(made), "-ldl", "-lm", "-lpthread"])
+            run([*compiler.command, *items, "-o", str(made), *link(libraries=True)])
             os.replace(made, library)
     return library

@@ -232,9 +232,12 @@ void report(Kind kind, uint64_t pc, uint64_t other_pc, const char* format, ...) 
   va_start(values, format);
   vsnprintf(item.message, sizeof item.message, format, values);
   va_end(values);
-  for (const Report& known : runtime.reports)
-    if (known.kind == kind && known.pc == pc && known.other_pc == other_pc) return;  // one report per place
-  if (runtime.reports.size() < MAX_REPORTS) runtime.reports.push_back(item);
+  int& count = runtime.counts.reports;
+  for (int i = 0; i < count; i++) {  // one report per place
+    const Report& known = runtime.reports[i];
+    if (known.kind == kind && known.pc == pc && known.other_pc == other_pc) return;
+  }
+  if (count < MAX_REPORTS) runtime.reports[count++] = item;
 }
 
 void abandon_launch() {
@@ -296,7 +299,6 @@ extern "C" __attribute__((noinline)) void gpu_threadgroup_barrier(int flags) {
 
 extern "C" void gpu_launch(const LaunchDescription* launch, LaunchCounts* counts) {
   if (!runtime.stacks) make_stacks();
-  runtime.reports.clear();
   runtime.counts = LaunchCounts{};
   runtime.aborted = false;
   runtime.checked = launch->checked;
@@ -318,8 +320,7 @@ extern "C" void gpu_launch(const LaunchDescription* launch, LaunchCounts* counts
   }
   set_timer(0);
   memory_end_launch();
-  runtime.counts.reports = int(runtime.reports.size());
   *counts = runtime.counts;
 }
 
-extern "C" const Report* gpu_report(int i) { return &runtime.reports[size_t(i)]; }
+extern "C" const Report* gpu_report(int i) { return &runtime.reports[i]; }

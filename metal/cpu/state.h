@@ -2,13 +2,13 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
-#include <vector>
 
 #include "interface.h"
 
 constexpr int LANES = 32, MAX_THREADS = 1024, MAX_SIMDGROUPS = MAX_THREADS / LANES, MAX_BUFFERS = 64;
 constexpr size_t SLOT_BYTES = 64, STACK_BYTES = 256 << 10, GUARD_BYTES = 4096 * 4, ARENA_BYTES = 128 << 10;
-constexpr size_t MESSAGE_BYTES = 240, MAX_REPORTS = 64;
+constexpr size_t MESSAGE_BYTES = 240;
+constexpr int MAX_REPORTS = 64;
 
 enum Kind {  // metal/cpu/report.py has the names in the same order
   OUT_OF_BOUNDS = 1, RACE, UNINITIALISED, BARRIER_DIVERGES, SIMD_DIVERGES, THREADGROUP_MEMORY, READ_ONLY, BAD_LANE,
@@ -66,7 +66,7 @@ struct Runtime {
   Fiber fibers[MAX_THREADS];
   Simdgroup simdgroups[MAX_SIMDGROUPS];
   Buffer buffers[MAX_BUFFERS];
-  std::vector<Report> reports;
+  Report reports[MAX_REPORTS];
   LaunchCounts counts;
   int current = -1, threads = 0, returned = 0, buffer_count = 0;
   uint32_t group = 0, epoch_threadgroup = 0, epoch_device = 0;

@@ -7,6 +7,7 @@ nothing, and is an error of the suite.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -51,7 +52,7 @@ BY_HAND = {
     "first session's keys for all": (
         "const int kv_head = batch * kv_heads + int", "const int kv_head = int", 0),
     "first head's keys for all": ("size_t(kv_head) * capacity", "size_t(batch * kv_heads) * capacity", 0),
-    "first head's queries for all": ("q + (size_t(kv_head) * rows + row)", "q + (size_t(batch * kv_heads) * rows + row)", 0),
+    "first head's queries for all": ("(size_t(kv_head) * rows + row) * D +", "(size_t(batch) * rows + row) * D +", 0),
     "keys not turned": ("ulong2(0, 0), true)", "ulong2(0, 0), false)", 0),
     "second half of the step is the first": ("k + at + half_step * TILE * D", "k + at", 0),
     "values' second half is the first": ("v + at + half_step * TILE * D + i", "v + at + i", 0),
@@ -59,8 +60,8 @@ BY_HAND = {
     "keys of one stripe": ("keys + i * TILE, D", "keys, D", 0),
     "values from the keys": ("simdgroup_load(stripe, v +", "simdgroup_load(stripe, k +", 0),
     "weights of the halves swapped": ("weights[half_step], stripe", "weights[1 - half_step], stripe", 0),
-    "two columns swapped": ("weights[j / 2].thread_elements()[j % 2]", "weights[j / 2].thread_elements()[1 - j % 2]", 0),
-    "queries' columns swapped": ("thread_elements()[0] = own[i * TILE];", "thread_elements()[0] = own[i * TILE + 1];", 0),
+    "two columns swapped": ("thread_elements()[j % 2]", "thread_elements()[1 - j % 2]", 0),
+    "queries' columns swapped": ("= own[i * TILE];", "= own[i * TILE + 1];", 0),
     "lane's row wrong": ("(lane >> 4) * 4 + ((lane >> 1) & 3)", "(lane >> 3) * 2 + ((lane >> 1) & 1)", 0),
     "lane's column wrong": ("((lane >> 3) & 1) * 4 + (lane & 1) * 2", "(lane & 3) * 2", 0),
     "scores from the last step kept": ("dots = simdgroup_matrix<float, TILE, TILE>(0.0f)", "dots = sums[0]", 0),
@@ -85,13 +86,11 @@ BY_HAND = {
     "an element past a stripe": ("+ i * TILE + lane_column + 1] =", "+ i * TILE + lane_column + 2] =", 0),
     "merge without the weight": ("fma(weight, state[slot * 2 + 1], total)", "total + state[slot * 2 + 1]", 0),
     "merge without the maximum": ("exp2(state[slot * 2] - top)", "exp2(state[slot * 2])", 0),
-    "merge of one chunk less": ("chunk < chunks; chunk++) {\n  const size_t slot = (size_t(kv_head) * chunks + chunk) * rows + row;\n  if",
-                                "chunk < chunks - 1; chunk++) {\n  const size_t slot = (size_t(kv_head) * chunks + chunk) * rows + row;\n  if", 0),
+    "merge of one chunk less": ("chunk < chunks;", "chunk < chunks - 1;", 1),
     "merge not divided": ("sums[i] / total", "sums[i]", 0),
-    "sums in the arrays' type": ("float total = 0.0f;\nfor", "T total = T(0.0f);\nfor", 0),
-    "rounded before the merge": ("partial[slot * D + i * TILE + lane_column] = sums[i].thread_elements()[0]",
-                                 "partial[slot * D + i * TILE + lane_column] = float(T(sums[i].thread_elements()[0]))", 0),
-    "stale rows read": ("const int high = causal ? position : min(last, position + span - 1);", "const int high = position + 15;", 0),
+    "total in the arrays' type": ("sums[i] / total", "sums[i] / float(T(total))", 0),
+    "rounded before the merge": ("= sums[i].thread_elements()[0];", "= float(T(sums[i].thread_elements()[0]));", 0),
+    "stale rows read": ("causal ? position : min(last, position + span - 1);", "position + 15;", 0),
 }  # fmt: skip
 
 
@@ -115,12 +114,15 @@ def code() -> list[tuple[int, int]]:
 
 def by_rule() -> Iterator[Mutant]:
     """One mutant per place where a rule applies."""
+    seen: Counter[str] = Counter()
     for pattern, replacement in RULES:
         for begin, end in code():
             for match in re.finditer(pattern, TEXT[begin:end]):
                 start, stop = begin + match.start(), begin + match.end()
-                line, column = TEXT[:start].count("\n") + 1, start - TEXT.rfind("\n", 0, start)
-                name = f"line {line}, column {column}: {match[0].strip()} becomes {replacement.strip() or 'nothing'}"
+                line = TEXT[TEXT.rfind("\n", 0, start) + 1 : TEXT.index("\n", start)].strip()
+                what = f"{line} : {match[0].strip()} becomes {replacement.strip() or 'nothing'}"
+                seen[what] += 1
+                name = what if seen[what] == 1 else f"{what}, place {seen[what]}"
                 yield Mutant(name, TEXT[:start] + replacement + TEXT[stop:])
 
 

@@ -105,6 +105,14 @@ def test_rows_that_were_never_written_must_be_finite() -> None:
         assert bool(mx.all(mx.isfinite(output))) is finite
 
 
+def test_half_types_lose_little_more_than_one_rounding() -> None:
+    assert cases.lost_precision() == ""
+
+
+def test_row_that_sees_nothing_is_zero() -> None:
+    assert cases.blind_row() == ""
+
+
 def test_inputs_that_are_not_contiguous_give_the_same_bits() -> None:
     case = cases.sample()[0]
     queries, keys, values = cases.data(case)
@@ -128,9 +136,11 @@ class Recorder(CpuDevice):
         return super().run(launch)
 
 
-@pytest.mark.parametrize("dtype", cases.DTYPES.values(), ids=cases.DTYPES)
-@pytest.mark.parametrize("size", launcher.HEAD_SIZES)
-def test_text_of_mlx_has_the_signature_and_no_access_escapes_the_checker(dtype: mx.Dtype, size: int) -> None:
+@pytest.mark.parametrize(
+    ("kind", "size"), [("f32", 16), ("f16", 32), ("bf16", 64), ("f32", 128), ("f16", 128), ("bf16", 128)]
+)
+def test_text_of_mlx_has_the_signature_and_no_access_escapes_the_checker(kind: str, size: int) -> None:
+    dtype = cases.DTYPES[kind]
     device = Recorder()
     arrays = [mx.zeros(shape, dtype) for shape in ((2, 8, 3, size), (2, 2, 96, size), (2, 2, 96, size))]
     block_attention(*arrays, Block((5, 95), 40, chunk=32), 1.0, device=device)

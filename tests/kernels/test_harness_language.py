@@ -43,14 +43,14 @@ VALUES = {
 
 @pytest.mark.parametrize("checked", [True, False], ids=["checked", "fast"])
 def test_values_are_as_the_language_says(checked: bool) -> None:
-    body = TID + "".join(f"float v{i} = {text};\n" for i, text in enumerate(VALUES))
-    for index, (text, expected) in enumerate(VALUES.items()):
-        assert results(Snippet(body + f"o[t] = v{index};"), checked=checked) == expected.tolist(), text
-        if not checked:
-            break  # one more compilation per value would show nothing new
-    row = "".join(f"o[t] += v{i} * {i + 1}.0f;\n" for i in range(len(VALUES)))
+    body = TID + "".join(f"float v{i} = {text};\n" for i, text in enumerate(VALUES)) + "o[t] = 0.0f;\n"
+    body += "".join(f"o[t] += v{i} * {i + 1}.0f;\n" for i in range(len(VALUES)))
     total = sum((i + 1) * np.asarray(expected) for i, expected in enumerate(VALUES.values()))
-    assert results(Snippet(body + "o[t] = 0.0f;\n" + row), checked=checked) == total.tolist()
+    if results(Snippet(body), checked=checked) == total.tolist():
+        return
+    for text, expected in VALUES.items():  # something is wrong: say what
+        assert results(Snippet(TID + f"o[t] = {text};"), checked=checked) == expected.tolist(), text
+    pytest.fail("each value is right alone, and their sum is not")
 
 
 @pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16])
@@ -144,4 +144,4 @@ def test_without_a_compiler_the_message_says_what_was_tried(monkeypatch: pytest.
     message = str(caught.value)
     assert message.startswith("[metal/cpu] the compiler must be clang++ 19 or newer but none was found: ")
     assert f"{old} is too old (clang version 14.0.6)" in message
-    assert "pip install ziglang==0.16.* failed: no route to any host" in message
+    assert "pip install ziglang>=0.16 failed: no route to any host" in message
