@@ -96,7 +96,7 @@ def parse_kernels(file: str, text: str) -> dict[str, Kernel]:
     opened = [(number, match) for number, line in enumerate(lines, start=1) if (match := SECTION.match(line))]
     ends = [number - 1 for number, _ in opened[1:]] + [len(lines)]
     header, header_line, kernels = "", 1, {}
-    for (number, match), end in zip(opened, ends, strict=True):
+    for (number, match), end in zip(opened, ends, strict=False):  # a file without sections has an end all the same
         body = "\n".join(lines[number:end]) + "\n"
         if match[1]:
             header, header_line = body, number + 1
