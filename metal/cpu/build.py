@@ -1,8 +1,9 @@
-"""Compiles kernels and the runtime: three builds of a kernel, and the audit of what the checker cannot see.
+"""Compiles kernels and the runtime: the builds of a kernel, and the audit of what the checker cannot see.
 
 typecheck: the front end alone, with address spaces as types of their own.
 fast: optimised, raw pointers.
 checked: every access calls the checker, private variables start as a pattern that is not a number.
+private: the use of a private value that was never set is reported.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from .report import CompileError
 
 HERE = Path(__file__).resolve().parent
 HEADERS = ("interface.h", "msl.h", "simdgroup.h")
-RUNTIME = ("runtime.cpp", "memory.cpp")
+RUNTIME = ("runtime.cpp", "memory.cpp", "private.cpp")
 FIBER = {"x86_64": "fiber_x86_64.S", "arm64": "fiber_arm64.S", "aarch64": "fiber_arm64.S"}
 MACHINE = platform.machine()
 LANGUAGE = ["-x", "c++", "-std=c++17", "-I", str(HERE)]
@@ -49,6 +50,10 @@ BUILDS = {
         *("-Xclang", "-fsanitize-minimal-runtime", f"-fsanitize-recover={UNDEFINED}"),
         *("-mllvm", "-tsan-instrument-func-entry-exit=0", "-mllvm", "-tsan-instrument-read-before-write=1"),
         "-ftrivial-auto-var-init=pattern",
+    ],
+    "private": [
+        *("-DMSL_PRIVATE", "-O1", "-gline-tables-only", "-gdwarf-4", "-fno-vectorize", "-fno-slp-vectorize"),
+        "-fsanitize=kernel-memory",
     ],
 }
 # Kernel-address mode writes the size of each access that has no function of its own into the call.
@@ -118,7 +123,7 @@ def typecheck(text: str) -> str:
 
 
 def compiled(text: str, build: str) -> Path:
-    """Give the library of a unit in the build "fast" or "checked"; compiled once and kept in the cache folder."""
+    """Give the library of a unit in one of the builds that run; compiled once and kept in the cache folder."""
     compiler = find_compiler()
     flags = [*LANGUAGE, *COMMON, *processor(compiler), *BUILDS[build]]
     library = cache_folder() / f"{key(compiler, text, flags)}.so"

@@ -17,6 +17,7 @@ from .report import KINDS, Counts, Fault, KernelFault, Places, name_buffers
 # These mirror state.h.
 MAX_BUFFERS, MAX_THREADS, MESSAGE_BYTES = 64, 1024, 240
 THREADGROUP_LIMIT = 32 * 1024
+BUILD_NUMBERS = ("fast", "checked", "private")
 BITS = {1: mx.uint8, 2: mx.uint16, 4: mx.uint32, 8: mx.uint64}
 PLAIN_COUNTS = (
     *("threadgroup_bytes", "threadgroup_read", "threadgroup_written", "barriers", "simdgroup_barriers"),
@@ -28,7 +29,7 @@ class _Description(ctypes.Structure):
     _fields_ = [
         ("entry", ctypes.c_void_p),
         ("buffers", ctypes.c_int32),
-        ("checked", ctypes.c_int32),
+        ("build", ctypes.c_int32),
         ("base", ctypes.c_uint64 * MAX_BUFFERS),
         ("size", ctypes.c_uint64 * MAX_BUFFERS),
         ("writable", ctypes.c_int32 * MAX_BUFFERS),
@@ -95,7 +96,8 @@ class CpuDevice:
     """Runs launches on the processor.
 
     Args:
-        checked: with all checks (slow), or fast.
+        checked: with the checks of memory and divergence (slow), or fast.
+        private: instead, with the check for private values that were never set.
         seed: of the order in which threads run; 0 is in turn. Results must not depend on it.
         threadgroup_limit: bytes of threadgroup memory that a threadgroup may have.
         cpu_seconds: processor time after which a launch counts as endless.
@@ -104,9 +106,14 @@ class CpuDevice:
     """
 
     def __init__(
-        self, checked: bool = True, seed: int = 0, threadgroup_limit: int = THREADGROUP_LIMIT, cpu_seconds: int = 60
+        self,
+        checked: bool = True,
+        seed: int = 0,
+        threadgroup_limit: int = THREADGROUP_LIMIT,
+        cpu_seconds: int = 60,
+        private: bool = False,
     ):
-        self.checked, self.seed = checked, seed
+        self.build, self.seed = "private" if private else "checked" if checked else "fast", seed
         self.threadgroup_limit, self.cpu_seconds = threadgroup_limit, cpu_seconds
         self.counts: list[Counts] = []
 
@@ -117,7 +124,7 @@ class CpuDevice:
             CompileError: the kernel does not compile.
             KernelFault: the checks found something.
         """
-        library = compiled(unit(launch, typecheck=False), "checked" if self.checked else "fast")
+        library = compiled(unit(launch, typecheck=False), self.build)
         _, entry, places = loaded(str(library))
         parameters = buffers(launch)
         outputs = [np.full(shape, 0xFF, np.uint8).repeat(dtype.size, -1) for shape, dtype in launch.outputs]
@@ -153,7 +160,8 @@ class CpuDevice:
             description.base[index], description.size[index] = address, data.nbytes
             description.writable[index] = parameter.role == "output"
             description.filled[index] = launch.init_value is not None
-        description.entry, description.buffers, description.checked = entry, len(parameters), self.checked
+        description.entry, description.buffers = entry, len(parameters)
+        description.build = BUILD_NUMBERS.index(self.build)
         description.grid[:], description.threadgroup[:] = launch.grid, launch.threadgroup
         description.threadgroup_limit, description.seed = self.threadgroup_limit, self.seed
         description.cpu_seconds = self.cpu_seconds

@@ -204,8 +204,8 @@ void memory_begin_launch(const LaunchDescription& launch) {
     buffer.writable = launch.writable[i];
     buffer.filled = launch.filled[i];
     buffer.read = buffer.written = buffer.group_unique = 0;
-    buffer.seen = launch.checked ? (uint32_t*)calloc(buffer.size + 1, sizeof(uint32_t)) : nullptr;
-    buffer.cells = launch.checked && buffer.writable ? (Cell*)calloc(buffer.size + 1, sizeof(Cell)) : nullptr;
+    buffer.seen = runtime.checked ? (uint32_t*)calloc(buffer.size + 1, sizeof(uint32_t)) : nullptr;
+    buffer.cells = runtime.checked && buffer.writable ? (Cell*)calloc(buffer.size + 1, sizeof(Cell)) : nullptr;
     if (buffer.cells && buffer.filled)
       for (size_t j = 0; j < buffer.size; j++) buffer.cells[j].written = 1;
   }

@@ -48,6 +48,7 @@ void to_main() { fiber_switch(&runtime.self().stack_pointer, main_stack); }
 
 void wait() {  // give way until somebody makes this fiber runnable again
   Fiber& me = runtime.self();
+  if (runtime.watches_private) private_flush();
   if (queue.empty()) return to_main();
   runtime.current = queue.pop();
   if (&runtime.self() != &me) fiber_switch(&me.stack_pointer, runtime.self().stack_pointer);
@@ -255,6 +256,7 @@ extern "C" __attribute__((noinline)) const char* gpu_exchange(int operation, con
   const Site site = caller();
   Simdgroup& group = runtime.simdgroup();
   char(*phase)[SLOT_BYTES] = slots[runtime.self().thread.simdgroup][group.phase & 1];
+  if (runtime.watches_private) private_check(value, bytes, site.pc);
   memcpy(phase[runtime.self().thread.lane], value, bytes);
   runtime.counts.simd_operations++;
   simd_arrive(operation, site);
@@ -301,7 +303,8 @@ extern "C" void gpu_launch(const LaunchDescription* launch, LaunchCounts* counts
   if (!runtime.stacks) make_stacks();
   runtime.counts = LaunchCounts{};
   runtime.aborted = false;
-  runtime.checked = launch->checked;
+  runtime.checked = launch->build == CHECKED;
+  runtime.watches_private = launch->build == PRIVATE;
   runtime.threadgroup_limit = launch->threadgroup_limit;
   entry = launch->entry;
   shuffle = launch->seed ? launch->seed * 0x9E3779B97F4A7C15ull | 1 : 0;

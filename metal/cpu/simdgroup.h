@@ -29,7 +29,7 @@ template <class T> struct Lanes {
 };
 template <class T> SHIM Lanes<T> exchange(Collective operation, T value) {
   static_assert(sizeof(T) <= 64);
-  Lanes<T> lanes;
+  Lanes<T> lanes = {nullptr, 0};
   lanes.slots = gpu_exchange(operation, &value, sizeof value, &lanes.mask);
   return lanes;
 }

@@ -14,6 +14,7 @@ enum Kind {  // metal/cpu/report.py has the names in the same order
   OUT_OF_BOUNDS = 1, RACE, UNINITIALISED, BARRIER_DIVERGES, SIMD_DIVERGES, THREADGROUP_MEMORY, READ_ONLY, BAD_LANE,
   UNDEFINED, ENDLESS, NEVER_WRITTEN
 };
+enum Build { FAST, CHECKED, PRIVATE };
 enum Wait { RUNNABLE, AT_BARRIER, AT_SIMD, RETURNED };
 
 // Where in the kernel an operation stands: the innermost return address, and a hash of the whole chain.
@@ -48,7 +49,7 @@ struct Buffer {
 // Mirrors of the structures in metal/cpu/launch.py.
 struct LaunchDescription {
   void (*entry)(void**);
-  int32_t buffers, checked;
+  int32_t buffers, build;  // FAST, CHECKED or PRIVATE
   uint64_t base[MAX_BUFFERS], size[MAX_BUFFERS];
   int32_t writable[MAX_BUFFERS], filled[MAX_BUFFERS];
   uint32_t grid[3], threadgroup[3];
@@ -71,7 +72,7 @@ struct Runtime {
   int current = -1, threads = 0, returned = 0, buffer_count = 0;
   uint32_t group = 0, epoch_threadgroup = 0, epoch_device = 0;
   size_t threadgroup_limit = 0;
-  bool checked = false, aborted = false;
+  bool checked = false, watches_private = false, aborted = false;
   char* stacks = nullptr;
   Fiber& self() { return fibers[current]; }
   Simdgroup& simdgroup() { return simdgroups[self().thread.simdgroup]; }
@@ -86,3 +87,7 @@ void report(Kind kind, uint64_t pc, uint64_t other_pc, const char* format, ...) 
 void memory_begin_launch(const LaunchDescription& launch);
 void memory_begin_group();
 void memory_end_launch();
+
+// private.cpp
+void private_flush();                                                 // checks the last store
+void private_check(const void* value, size_t bytes, uint64_t pc);  // checks what is handed to other lanes

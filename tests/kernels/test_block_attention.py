@@ -109,6 +109,14 @@ def test_half_types_lose_little_more_than_one_rounding() -> None:
     assert cases.lost_precision() == ""
 
 
+@pytest.mark.parametrize("case", cases.sample()[:3], ids=str)
+def test_no_private_value_is_used_before_it_is_set(case: cases.Case) -> None:
+    arrays = cases.data(case)
+    output = block_attention(*arrays, case.block, case.scale, device=CpuDevice(private=True))
+    again = block_attention(*arrays, case.block, case.scale, device=case.device(checked=False))
+    assert np.array_equal(bits(output), bits(again))
+
+
 def test_row_that_sees_nothing_is_zero() -> None:
     assert cases.blind_row() == ""
 

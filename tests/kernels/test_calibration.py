@@ -69,7 +69,7 @@ def launch(dtype: mx.Dtype, size: int, length: int, header: str) -> Launch:
 def test_kernel_of_mlx_runs_without_a_report_and_agrees_with_mlx(dtype: mx.Dtype, size: int, length: int) -> None:
     one = launch(dtype, size, length, text())
     expected = mx.fast.scaled_dot_product_attention(*one.inputs[:3], scale=size**-0.5).astype(mx.float32)
-    for device in (CpuDevice(), CpuDevice(checked=False), CpuDevice(seed=7)):
+    for device in (CpuDevice(), CpuDevice(checked=False), CpuDevice(seed=7), CpuDevice(private=True)):
         [output] = run(device, one)
         assert mx.abs(output.astype(mx.float32) - expected).max().item() <= ALLOWED[dtype]
     assert typecheck(unit(one, typecheck=True)) == ""

@@ -176,6 +176,30 @@ def test_a_kernel_that_does_not_end_is_stopped() -> None:
     assert [fault.kind for fault in faults(snippet, cpu_seconds=1)] == ["endless"]
 
 
+PRIVATE = {
+    "element of an array": f"float a[4];\nfor (int i = 0; i < int(x[3]); i++) a[i] = x[i];\no[t] = a[t % 4]; {HERE}",
+    "branch": f"float a[2];\na[0] = x[t];\no[t] = 1.0f;\nif (a[int(x[1])] > 1.0f) {HERE}\n  {BARRIER}",
+    "index": f"int a[2];\na[0] = int(x[t]);\no[t] = x[a[int(x[1])] & 63]; {HERE}",
+    "value for other lanes": f"float a[2];\na[0] = x[t];\nfloat v = simd_sum(a[int(x[1])]); {HERE}\no[t] = v;",
+    "matrix": (
+        "simdgroup_matrix<float, 8, 8> a, b, c = simdgroup_matrix<float, 8, 8>(0.0f);\nsimdgroup_load(b, x, 8);\n"
+        f"if (x[1] > 2.0f) a = b;\nsimdgroup_multiply_accumulate(c, a, b, c); {HERE}\no[t] = c.thread_elements()[0];"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PRIVATE)
+def test_private_value_that_was_never_set_is_reported(name: str) -> None:
+    snippet = Snippet(TID + PRIVATE[name])
+    found = faults(snippet, private=True)
+    assert ("uninitialised read", snippet.here) in [(fault.kind, fault.place) for fault in found], found
+
+
+@pytest.mark.parametrize("name", CLEAN)
+def test_private_check_is_silent_on(name: str) -> None:
+    assert faults(CLEAN[name], private=True) == []
+
+
 def test_private_values_that_were_never_set_are_no_numbers() -> None:
     snippet = Snippet(TID + "float a[4];\nfor (int i = 0; i < int(x[3]); i++) a[i] = x[i];\no[t] = a[t % 4];")
     values = results(snippet)
