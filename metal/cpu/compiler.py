@@ -84,7 +84,7 @@ def find_compiler() -> Compiler:
         for way in (from_path, from_debian, from_zig):
             compiler = way(tried)
             if compiler is not None:
-                _found.append(compiler)
+                _found[:] = [compiler]
                 return compiler
     _failed.append(
         f"[metal/cpu] the compiler must be clang++ {OLDEST_CLANG} or newer but none was found: {'; '.join(tried)}. "
