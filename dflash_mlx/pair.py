@@ -127,9 +127,9 @@ def _kernels(choice: str) -> dict[str, str]:
         expected = f"one of {', '.join(KERNEL_CHOICES)}"
         raise InputError(must("load", "kernels", expected, repr(choice), "Leave it out to let the runtime choose."))
     if choice == "metal":
-        todo = "This version ships no Metal kernel yet; leave --kernels out."
+        todo = "This version qualifies no Metal kernel yet; leave --kernels out."
         raise InputError(must("load", "kernels", "'auto' or 'stock'", "'metal'", todo))
-    why = "asked for" if choice == "stock" else "this version ships no Metal kernel yet"
+    why = "asked for" if choice == "stock" else "this version qualifies no Metal kernel yet"
     return dict.fromkeys(OPERATIONS, f"stock: {why}")
 
 
