@@ -17,9 +17,9 @@ from dflash_mlx.kernels.launch import Launch
 from metal.cpu import Counts, CpuDevice
 
 DTYPES = {"f32": mx.float32, "f16": mx.float16, "bf16": mx.bfloat16}
-# Largest error, in units in the last place of the largest value: float32 sums 16 scores and D products in a row;
+# Largest error, in units in the last place of the largest value: float32 sums up to 128 products and 200 keys in a row;
 # the half types round the weights once and the result once.
-ALLOWED = {"f32": 16 * 2.0**-23, "f16": 2 * 2.0**-10, "bf16": 2 * 2.0**-7}
+ALLOWED = {"f32": 32 * 2.0**-23, "f16": 2 * 2.0**-10, "bf16": 2 * 2.0**-7}
 # Root mean square error, in that of rounding the exact result: weights rounded to the half type come to 1.15, one
 # more rounding of total or sums to 1.4 and more.
 ROUNDINGS = 1.27
