@@ -109,8 +109,8 @@ class Case:
 
     @property
     def allowed(self) -> float:
-        """The largest error that may be, for values of size 1. A large score is rounded as a float32 of its size."""
-        return ALLOWED[self.dtype] + (2.0**-16 if self.large else 0.0)
+        """The largest error that may be, for values of size 1. A score of hundreds is rounded as a float32 of that size."""
+        return ALLOWED[self.dtype] + (2.0**-14 if self.large else 0.0)
 
     def device(self, checked: bool) -> CpuDevice:
         return CpuDevice(checked=checked, seed=self.number)
