@@ -109,7 +109,7 @@ class Case:
 
     @property
     def allowed(self) -> float:
-        """The largest error that may be, for values of size 1. A score of hundreds is rounded as a float32 of that size."""
+        """The largest error for values of size 1. A score of hundreds is rounded as a float32 of that size."""
         return ALLOWED[self.dtype] + (2.0**-14 if self.large else 0.0)
 
     def device(self, checked: bool) -> CpuDevice:
