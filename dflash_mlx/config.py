@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from .errors import CheckpointError, must
+from .fields import SAME_RELEASE, Fields
 
 SLIDING = "sliding_attention"
 FULL = "full_attention"
 RING_ALIGNMENT = 16  # rows; a kernel's key tile never crosses the end of a ring
 TARGET_MODEL_TYPES = ("muse_glimmer", "muse_glimmer_text")
 DRAFTER_MODEL_TYPES = ("muse_glimmer_assistant",)
-SAME_RELEASE = "Check that config and weights are from the same release"
 
 
 def ring_rows(window: int) -> int:
@@ -27,95 +27,6 @@ def ring_rows(window: int) -> int:
     """
     rows = window + max(window, 32)
     return -(-rows // RING_ALIGNMENT) * RING_ALIGNMENT
-
-
-class Fields:
-    """Typed access to a config's fields, nested under one key or flat, with errors that name the field."""
-
-    def __init__(self, raw: Mapping[str, Any], nested_key: str | None = None):
-        nested = raw.get(nested_key) if nested_key else None
-        if nested is not None and not isinstance(nested, Mapping):
-            raise CheckpointError(must("config", str(nested_key), "an object", repr(nested), SAME_RELEASE + "."))
-        self._outer: Mapping[str, Any] = raw
-        self._inner: Mapping[str, Any] = nested or {}
-
-    def get(self, name: str, default: Any = None) -> Any:
-        """The field's value, or `default`; both places contradicting is an error."""
-        inner, outer = self._inner.get(name), self._outer.get(name)
-        if name in self._inner and name in self._outer and None not in (inner, outer) and inner != outer:
-            expected = "the same at the top level and in the nested text config"
-            raise CheckpointError(must("config", name, expected, f"{outer!r} and {inner!r}", "Remove the wrong one."))
-        value = inner if inner is not None else outer
-        return default if value is None else value
-
-    def require(self, name: str) -> Any:
-        value = self.get(name)
-        if value is None:
-            raise CheckpointError(must("config", name, "present", "nothing", SAME_RELEASE + "."))
-        return value
-
-    def typed(self, name: str, kind: type | tuple[type, ...], expected: str) -> Any:
-        """The field, which is of this kind where it is present."""
-        value = self.get(name)
-        if value is not None and not isinstance(value, kind):
-            raise CheckpointError(must("config", name, expected, repr(value), SAME_RELEASE + "."))
-        return value
-
-    def integer(self, name: str, least: int = 1) -> int:
-        value = self.require(name)
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            expected = f"an integer of at least {least}"
-            raise CheckpointError(must("config", name, expected, repr(value), SAME_RELEASE + "."))
-        return value
-
-    def number(self, name: str) -> float:
-        value = self.require(name)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
-            raise CheckpointError(must("config", name, "a number above 0", repr(value), SAME_RELEASE + "."))
-        return float(value)
-
-    def expect(self, name: str, supported: Any) -> None:
-        """The field, where it is present, has the one value that the models' code implements."""
-        value = self.get(name, supported)
-        if value != supported:
-            todo = "This runtime implements no other value."
-            raise CheckpointError(must("config", name, repr(supported), repr(value), todo))
-
-    def integers(self, name: str) -> tuple[int, ...]:
-        value = self.require(name)
-        if not isinstance(value, (list, tuple)) or not all(isinstance(i, int) and i >= 0 for i in value):
-            raise CheckpointError(must("config", name, "a list of integers", repr(value), SAME_RELEASE + "."))
-        return tuple(value)
-
-    def token(self, name: str, vocab: int) -> int | None:
-        """A token id inside the vocabulary, or `None` where the field is absent."""
-        value = self.get(name)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < vocab):
-            expected = f"a token below {vocab}"
-            raise CheckpointError(must("config", name, expected, repr(value), SAME_RELEASE + "."))
-        return value
-
-    def rope_theta(self) -> float:
-        """The rotary base: from `rope_parameters`, or from a flat `rope_theta`; both must agree."""
-        parameters = self.typed("rope_parameters", Mapping, "an object") or {}
-        scaling = self.typed("rope_scaling", Mapping, "an object") or {}
-        kind = parameters.get("rope_type", parameters.get("type", "default"))
-        scaled = scaling.get("rope_type", scaling.get("type", "default"))
-        for name, found in (("rope_parameters.rope_type", kind), ("rope_scaling.rope_type", scaled)):
-            if found != "default":
-                raise CheckpointError(must("config", name, "'default'", repr(found), "Scaled RoPE is not supported."))
-        values = {"rope_parameters.rope_theta": parameters.get("rope_theta"), "rope_theta": self.get("rope_theta")}
-        found_values = {name: value for name, value in values.items() if value is not None}
-        if not found_values:
-            todo = "Libraries default to 10000 or to 500000, so the checkpoint has to say it."
-            raise CheckpointError(must("config", "rope_parameters.rope_theta", "present", "nothing", todo))
-        for name, theta in found_values.items():
-            if isinstance(theta, bool) or not isinstance(theta, (int, float)) or not theta > 0:
-                raise CheckpointError(must("config", name, "a number above 0", repr(theta), SAME_RELEASE + "."))
-        if len(set(found_values.values())) > 1:
-            text = " and ".join(f"{name}={value}" for name, value in found_values.items())
-            raise CheckpointError(must("config", "rope_theta", "one value", text, "Remove the wrong one."))
-        return float(next(iter(found_values.values())))
 
 
 def _layer_types(fields: Fields, layers: int) -> tuple[str, ...]:
@@ -161,12 +72,6 @@ def _check_family(raw: Mapping[str, Any], known: tuple[str, ...], what: str) -> 
         raise CheckpointError(must("config", f"model_type of the {what}", expected, repr(found), todo))
 
 
-def _check_heads(heads: int, kv_heads: int) -> None:
-    if heads % kv_heads:
-        expected = f"a multiple of num_key_value_heads ({kv_heads})"
-        raise CheckpointError(must("config", "num_attention_heads", expected, heads, SAME_RELEASE + "."))
-
-
 def _token_ids(value: Any) -> tuple[int, ...]:
     if value is None:
         return ()
@@ -174,10 +79,9 @@ def _token_ids(value: Any) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True)
-class TargetConfig:
-    """Muse Glimmer's text model. Source: formats as published with transformers 5.24, `muse_glimmer`."""
+class Shape:
+    """What both models' configs say."""
 
-    vocab_size: int
     hidden_size: int
     intermediate_size: int
     num_layers: int
@@ -185,11 +89,37 @@ class TargetConfig:
     num_kv_heads: int
     head_dim: int
     rms_norm_eps: float
-    post_norm_eps: float
+    rope_theta: float
     window: int
+
+
+def _shape(fields: Fields) -> dict[str, Any]:
+    """The fields of `Shape`, checked."""
+    heads, kv_heads = fields.integer("num_attention_heads"), fields.integer("num_key_value_heads")
+    if heads % kv_heads:
+        expected = f"a multiple of num_key_value_heads ({kv_heads})"
+        raise CheckpointError(must("config", "num_attention_heads", expected, heads, SAME_RELEASE + "."))
+    return {
+        "hidden_size": fields.integer("hidden_size"),
+        "intermediate_size": fields.integer("intermediate_size"),
+        "num_layers": fields.integer("num_hidden_layers"),
+        "num_heads": heads,
+        "num_kv_heads": kv_heads,
+        "head_dim": fields.integer("head_dim", 2),
+        "rms_norm_eps": fields.number("rms_norm_eps"),
+        "rope_theta": fields.rope_theta(),
+        "window": fields.integer("sliding_window"),
+    }
+
+
+@dataclass(frozen=True)
+class TargetConfig(Shape):
+    """Muse Glimmer's text model. Source: formats as published with transformers 5.24, `muse_glimmer`."""
+
+    vocab_size: int
+    post_norm_eps: float
     layer_types: tuple[str, ...]
     rope_layers: tuple[bool, ...]
-    rope_theta: float
     qk_scale: float
     output_multiplier: float
     softcap: float
@@ -209,25 +139,14 @@ class TargetConfig:
         fields = Fields(raw, "text_config")
         fields.expect("hidden_activation", "silu")
         fields.expect("attention_bias", False)
-        layers = fields.integer("num_hidden_layers")
-        heads, kv_heads = fields.integer("num_attention_heads"), fields.integer("num_key_value_heads")
-        _check_heads(heads, kv_heads)
-        theta, types = fields.rope_theta(), _layer_types(fields, layers)
-        vocab = fields.integer("vocab_size")
+        shape, vocab = _shape(fields), fields.integer("vocab_size")
+        types = _layer_types(fields, shape["num_layers"])
         return cls(
+            **shape,
             vocab_size=vocab,
-            hidden_size=fields.integer("hidden_size"),
-            intermediate_size=fields.integer("intermediate_size"),
-            num_layers=layers,
-            num_heads=heads,
-            num_kv_heads=kv_heads,
-            head_dim=fields.integer("head_dim", 2),
-            rms_norm_eps=fields.number("rms_norm_eps"),
             post_norm_eps=fields.number("post_norm_eps"),
-            window=fields.integer("sliding_window"),
             layer_types=types,
-            rope_layers=_rope_layers(fields, types, theta),
-            rope_theta=theta,
+            rope_layers=_rope_layers(fields, types, shape["rope_theta"]),
             qk_scale=fields.number("qk_scale_factor"),
             output_multiplier=fields.number("output_multiplier"),
             softcap=fields.number("final_logit_softcapping"),
@@ -248,18 +167,9 @@ class TargetConfig:
 
 
 @dataclass(frozen=True)
-class DrafterConfig:
+class DrafterConfig(Shape):
     """A DFlash v1 drafter. Source: transformers 5.24, `muse_glimmer_assistant`."""
 
-    hidden_size: int
-    intermediate_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    rms_norm_eps: float
-    rope_theta: float
-    window: int
     block_size: int
     mask_token_id: int
     taps: tuple[int, ...]
@@ -276,31 +186,20 @@ class DrafterConfig:
         _check_family(raw, DRAFTER_MODEL_TYPES, "DFlash drafter")
         fields = Fields(raw, "dflash_config")
         fields.expect("hidden_act", "silu")
-        layers = fields.integer("num_hidden_layers")
+        shape, block, taps = _shape(fields), fields.integer("block_size", 2), fields.integers("target_layer_ids")
+        layers, window = shape["num_layers"], shape["window"]
         types = fields.typed("layer_types", (list, tuple), "a list")
         if types is not None and (len(types) != layers or any(kind != SLIDING for kind in types)):
             todo = "Only drafters whose layers all slide are supported."
             raise CheckpointError(must("config", "layer_types", f"{layers} times '{SLIDING}'", repr(types), todo))
-        heads, kv_heads = fields.integer("num_attention_heads"), fields.integer("num_key_value_heads")
-        _check_heads(heads, kv_heads)
-        taps = fields.integers("target_layer_ids")
         if not taps or list(taps) != sorted(set(taps)):
             expected = "a non-empty increasing list of target layers"
             raise CheckpointError(must("config", "target_layer_ids", expected, list(taps), SAME_RELEASE + "."))
-        window, block = fields.integer("sliding_window"), fields.integer("block_size", 2)
         if block > ring_rows(window) - window:
             expected = f"at most {ring_rows(window) - window} with a window of {window}"
             raise CheckpointError(must("config", "block_size", expected, block, SAME_RELEASE + "."))
         return cls(
-            hidden_size=fields.integer("hidden_size"),
-            intermediate_size=fields.integer("intermediate_size"),
-            num_layers=layers,
-            num_heads=heads,
-            num_kv_heads=kv_heads,
-            head_dim=fields.integer("head_dim", 2),
-            rms_norm_eps=fields.number("rms_norm_eps"),
-            rope_theta=fields.rope_theta(),
-            window=window,
+            **shape,
             block_size=block,
             mask_token_id=fields.integer("mask_token_id", 0),
             taps=taps,

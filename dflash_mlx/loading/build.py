@@ -10,8 +10,9 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
-from ..config import SAME_RELEASE, DrafterConfig, TargetConfig
+from ..config import DrafterConfig, TargetConfig
 from ..errors import CheckpointError, must
+from ..fields import SAME_RELEASE
 from ..models.dflash import DFlash
 from ..models.muse_glimmer import MuseGlimmer
 from .files import Tensor, read_json, read_tensors

@@ -13,7 +13,7 @@ import mlx.nn as nn
 
 from ..cache import DrafterContext, Rows, ring_mask
 from ..config import DrafterConfig
-from .layers import RMSNorm, SwiGLU, heads, joined, rope
+from .layers import Projections, RMSNorm, SwiGLU, heads, joined, rope
 from .muse_glimmer import MuseGlimmer
 
 
@@ -29,17 +29,11 @@ class Encoder(nn.Module):
         return self.output_norm_enc(self.fc(mx.concatenate(list(taps), axis=-1)))
 
 
-class Attention(nn.Module):
+class Attention(Projections):
     """The block's queries over the projected context and the block's own keys, bidirectional in the block."""
 
     def __init__(self, config: DrafterConfig):
-        super().__init__()
-        width = config.num_heads * config.head_dim
-        kv_width = config.num_kv_heads * config.head_dim
-        self.q_proj = nn.Linear(config.hidden_size, width, bias=False)
-        self.k_proj = nn.Linear(config.hidden_size, kv_width, bias=False)
-        self.v_proj = nn.Linear(config.hidden_size, kv_width, bias=False)
-        self.o_proj = nn.Linear(width, config.hidden_size, bias=False)
+        super().__init__(config)
         self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
         self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
         self.config = config

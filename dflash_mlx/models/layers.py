@@ -5,6 +5,8 @@ from __future__ import annotations
 import mlx.core as mx
 import mlx.nn as nn
 
+from ..config import Shape
+
 
 def rms(x: mx.array, eps: float) -> mx.array:
     """RMS norm without a weight over the last axis."""
@@ -39,6 +41,18 @@ class CentredRMSNorm(nn.Module):
         if self._gain is None or self._gain[0] is not self.weight:
             self._gain = (self.weight, 1 + self.weight.astype(mx.float32))
         return mx.fast.rms_norm(x, self._gain[1], self.eps).astype(x.dtype)
+
+
+class Projections(nn.Module):
+    """The four projections of an attention: E -> H * D, twice E -> Hk * D, and H * D -> E."""
+
+    def __init__(self, shape: Shape):
+        super().__init__()
+        width, kv_width = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+        self.q_proj = nn.Linear(shape.hidden_size, width, bias=False)
+        self.k_proj = nn.Linear(shape.hidden_size, kv_width, bias=False)
+        self.v_proj = nn.Linear(shape.hidden_size, kv_width, bias=False)
+        self.o_proj = nn.Linear(width, shape.hidden_size, bias=False)
 
 
 class SwiGLU(nn.Module):

@@ -14,7 +14,7 @@ import mlx.nn as nn
 
 from ..cache import Lane, Part, lanes
 from ..config import FULL, TargetConfig
-from .layers import CentredRMSNorm, RMSNorm, SwiGLU, heads, joined, rms, rope
+from .layers import CentredRMSNorm, Projections, RMSNorm, SwiGLU, heads, joined, rms, rope
 
 
 class Forward(NamedTuple):
@@ -24,18 +24,12 @@ class Forward(NamedTuple):
     taps: list[mx.array]
 
 
-class Attention(nn.Module):
+class Attention(Projections):
     """Grouped-query attention with scaleless QK norm and an output gate from the layer's input."""
 
     def __init__(self, config: TargetConfig, index: int):
-        super().__init__()
-        width = config.num_heads * config.head_dim
-        kv_width = config.num_kv_heads * config.head_dim
-        self.q_proj = nn.Linear(config.hidden_size, width, bias=False)
-        self.k_proj = nn.Linear(config.hidden_size, kv_width, bias=False)
-        self.v_proj = nn.Linear(config.hidden_size, kv_width, bias=False)
-        self.gate_proj = nn.Linear(config.hidden_size, width, bias=False)
-        self.o_proj = nn.Linear(width, config.hidden_size, bias=False)
+        super().__init__(config)
+        self.gate_proj = nn.Linear(config.hidden_size, config.num_heads * config.head_dim, bias=False)
         self.index, self.config = index, config
         self.full = config.layer_types[index] == FULL
         # q * qk_scale / sqrt(D): RoPE is linear, so the query's factor joins the softmax scale.
