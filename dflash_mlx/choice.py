@@ -32,7 +32,7 @@ class ProposalRule:
     """
 
     c: float = 1.0
-    multiplied: bool = True
+    multiplied: bool = False
 
 
 PROPOSAL = ProposalRule()
