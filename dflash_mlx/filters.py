@@ -16,6 +16,7 @@ from .options import Options
 
 PIECE = 2048  # a row this long is sorted in one launch on a GPU, in its fast memory; MLX's partition there is a sort
 
+
 class Kept(NamedTuple):
     """What the filters keep: `below` [M, N] with -inf for what is dropped, of the tokens `ids` [M, N] (`None`: all)."""
 

@@ -43,9 +43,7 @@ class Processors:
     def __len__(self) -> int:
         return len(self._functions)
 
-    def __call__(
-        self, logits: mx.array, history: Sequence[int], drafted: mx.array | None
-    ) -> tuple[mx.array, mx.array]:
+    def __call__(self, logits: mx.array, history: Sequence[int], drafted: mx.array | None) -> tuple[mx.array, mx.array]:
         """Process the rows one after the other: that is what a processor's signature asks for.
 
         Args:

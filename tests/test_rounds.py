@@ -15,6 +15,7 @@ from mlx.utils import tree_flatten, tree_unflatten
 from tiny import target_weights, text_config, tiny_pair, tiny_specs
 
 from dflash_mlx import Session, generate, load
+from dflash_mlx.choice import PROPOSAL
 
 SEED, SAMPLE, SAMPLE_OF_POCKET = 7, 27, 3  # a case of the pocket pair takes as long as ten others
 CASES = grids.grid(tuple(grids.SHAPES))
@@ -180,7 +181,7 @@ def test_a_drafter_that_knows_the_distribution_is_right_in_every_round_that_samp
     def draft_logits(block, context, target, rows):
         first = context.offset + 1
         scores = [listener.scores.get(first + row, mx.zeros((97,))) for row in range(rows)]
-        return mx.stack(scores) / pair.target.config.output_multiplier
+        return mx.stack(scores) * PROPOSAL.c / (pair.target.config.output_multiplier if PROPOSAL.multiplied else 1)
 
     knowing.drafter.draft_logits = draft_logits
     done = grids.drive(knowing, prompt, grids.schedule(5), 40, **options)
