@@ -51,12 +51,12 @@ def decode_round(state: State, choice: Choice, length: int, output: Output, read
 
 
 def draft(state: State, choice: Choice, length: int) -> mx.array:
-    """The drafter's proposal for the next `length` positions, [k] uint32, lazy; the block is always whole."""
+    """The drafter's proposal for the next `length` positions, [k] uint32, lazy; the block has k + 1 slots."""
     drafter, context = state.pair.drafter, state.context
     if not length or drafter is None or context is None:
         return mx.zeros((0,), dtype=mx.uint32)
     state.project_backlog()
-    masks = [drafter.config.mask_token_id] * (drafter.config.block_size - 1)
+    masks = [drafter.config.mask_token_id] * length
     block = mx.array([state.tokens[-1], *masks], dtype=mx.uint32)
     logits = drafter.draft_logits(block, context, state.pair.target, length)
     multiplier = state.pair.target.config.output_multiplier

@@ -209,3 +209,21 @@ def test_the_first_output_equals_the_hundredth(tmp_path):
         out = again.generate([5, 9, 2], max_tokens=4, draft_length=2)
         assert out.tokens == first.tokens, number
     assert out.stats.rounds[0].proposal == first.stats.rounds[0].proposal
+
+
+def test_a_block_has_the_anchor_and_as_many_masks_as_tokens_are_drafted(tmp_path, monkeypatch):
+    target, drafter = tiny_pair(tmp_path)
+    loaded, blocks = load(target, drafter), []
+    scored = type(loaded.drafter).draft_logits
+
+    def watched(self, block, context, target, rows):
+        blocks.append((block.tolist(), rows))
+        return scored(self, block, context, target, rows)
+
+    monkeypatch.setattr(type(loaded.drafter), "draft_logits", watched)
+    mask = loaded.drafter.config.mask_token_id
+    for length in (1, 5, loaded.block_size - 1):
+        blocks.clear()
+        drafted = [r for r in generate(loaded, [1, 2, 3], max_tokens=24, draft_length=length).stats.rounds if r.drafted]
+        assert [len(block) for block, _ in blocks] == [r.drafted + 1 for r in drafted]
+        assert all(set(block[1:]) == {mask} and rows == len(block) - 1 for block, rows in blocks)
