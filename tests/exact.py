@@ -152,8 +152,9 @@ class Sampler:
         if key not in self._rows:
             state, drafter = self._state(tokens), self.pair.drafter
             state.project_backlog()
-            block = mx.array([tokens[-1]] + [drafter.config.mask_token_id] * (drafter.config.block_size - 1), mx.uint32)
-            self._rows[key] = drafter.draft_logits(block, state.context, self.pair.target, DRAFTED)
+            count = LENGTH - len(tokens)  # a round that drafts k fills a block of k + 1 slots
+            block = mx.array([tokens[-1]] + [drafter.config.mask_token_id] * count, mx.uint32)
+            self._rows[key] = drafter.draft_logits(block, state.context, self.pair.target, count)
             mx.eval(self._rows[key])
         return self._rows[key]
 
@@ -170,7 +171,7 @@ class Sampler:
         """One round for seeds that stand at the same place."""
         history, proposals = [*PROMPT, *tokens], dict.fromkeys(seeds, ())
         if drafted:
-            rows = self.draft_rows(tokens)[: LENGTH - len(tokens)]
+            rows = self.draft_rows(tokens)
             multiplier = self.pair.target.config.output_multiplier
             drawn = Seeds(self.options, seeds).proposal(rows, len(history), history, multiplier)
             proposals = dict(zip(seeds, map(tuple, drawn.reshape(len(seeds), -1).tolist()), strict=True))
