@@ -76,7 +76,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--work", required=True)
     parser.add_argument("--out", default=os.path.join(HERE, "..", "pocket"))
-    parser.add_argument("--prompts", type=int, default=16)
+    parser.add_argument("--prompts", type=int, default=8)
     args = parser.parse_args()
     folders = [os.path.join(args.out, name) for name in ("target", "drafter")]
     pair, began = dflash_mlx.load(folders[0], draft=folders[1]), time.time()
