@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from command import run
 
+from dflash_mlx.cli.differences import first_difference
+
 PACKAGES = ["python", "dflash-mlx-muse", "mlx", "mlx-lm", "transformers", "huggingface_hub"]
 SUBJECTS = ["versions", "machine", "names", "pocket", "kernels"]
 
@@ -30,6 +32,7 @@ def test_text_has_a_block_per_subject() -> None:
     result = run("doctor")
     assert re.findall(r"^\w+$", result.stdout, re.MULTILINE) == SUBJECTS
     assert re.search(r"^  usable +[\d.]+ [GT]B$", result.stdout, re.MULTILINE)
+    assert re.search(r"^  plain and drafted +4 of 4 texts equal$", result.stdout, re.MULTILINE)
     assert result.stdout.endswith("\nNo problems found.\n")
 
 
@@ -57,3 +60,16 @@ def test_a_pocket_pair_that_is_broken_is_reported(monkeypatch: pytest.MonkeyPatc
     assert problem["what"].startswith("The pocket pair does not run: [")
     assert problem["do"] == "Install dflash-mlx-muse again."
     assert result.exit_code == 1
+
+
+def test_plain_and_drafted_decoding_are_compared_on_this_machine() -> None:
+    compared = json.loads(run("doctor", "--json").stdout)["pocket"]["plain_and_drafted"]
+    assert compared == {"runs": 4, "equal": 4, "tokens_each": 24, "first_differences": []}
+
+
+@pytest.mark.parametrize(
+    ("plain", "drafted", "place"),
+    [([1, 2], [1, 2], None), ([1, 2, 3], [1, 5, 3], 1), ([1, 2], [1, 2, 3], 2), ([], [4], 0)],
+)
+def test_the_first_difference_is_the_first_token_that_is_not_the_same(plain, drafted, place) -> None:
+    assert first_difference(plain, drafted) == place

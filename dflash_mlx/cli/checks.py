@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import DFlashError
 from ..resources import DISTRIBUTION, PACKAGE_FOLDER, find, version
+from .differences import count_differences
 
 if TYPE_CHECKING:
     from ..stats import Stats
@@ -91,11 +92,11 @@ def pocket(problems: Problems) -> tuple[Facts, dict[str, str]]:
         facts["path"] = str(folder)
         facts["target_bytes"] = _folder_size(folder / "target")
         facts["drafter_bytes"] = _folder_size(folder / "drafter")
-        stats = _generate_with_pocket()
+        stats, compared = _generate_with_pocket()
     except (DFlashError, ImportError) as error:
         _add(problems, f"The pocket pair does not run: {error}", f"Install {DISTRIBUTION} again.")
         return facts, {}
-    facts |= {"runs": True, "speculation": stats.speculation}
+    facts |= {"runs": True, "speculation": stats.speculation, "plain_and_drafted": compared}
     return facts, stats.kernels
 
 
@@ -166,8 +167,9 @@ def _folder_size(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
 
-def _generate_with_pocket() -> Stats:
-    """Load the pocket pair and generate a few tokens with it."""
+def _generate_with_pocket() -> tuple[Stats, Facts]:
+    """Load the pocket pair, generate a few tokens with it, and compare plain with drafted decoding."""
     from .. import generate, load
 
-    return generate(load("pocket"), PROBE, max_tokens=8).stats
+    pair = load("pocket")
+    return generate(pair, PROBE, max_tokens=8).stats, count_differences(pair)

@@ -55,4 +55,9 @@ def _value(name: str, value: Any) -> str:
         return "–"
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if name == "plain_and_drafted":
+        differing = ", ".join(f"{d['prompt']!r} at token {d['token']}" for d in value["first_differences"])
+        return f"{value['equal']} of {value['runs']} texts equal" + (
+            f"; first differences: {differing}" if differing else ""
+        )
     return size(value) if name.endswith("_bytes") else str(value)
