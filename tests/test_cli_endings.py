@@ -33,6 +33,13 @@ def expected() -> Callable[..., Generation]:
 class TestInterrupt:
     """Ctrl-C: what was generated is printed first, exit code 130."""
 
+    @pytest.fixture(autouse=True)
+    def _interruptible(self) -> Iterator[None]:
+        """A shell starts its background jobs with SIGINT ignored; here it interrupts, as at a terminal."""
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        yield
+        signal.signal(signal.SIGINT, before)
+
     # Presses Ctrl-C from inside, when a given piece of text is written: a real signal at a known place.
     PRESS = (
         "import os, signal, sys\n"
