@@ -13,7 +13,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from .config import FULL, DrafterConfig, TargetConfig, ring_rows
+from .config import FULL, DrafterConfig, TargetConfig, max_rows, ring_rows
 from .errors import DFlashError, InputError, must
 
 GROWTH_ROWS = 256  # first size of a growing buffer, and the unit that its sizes are rounded up to
@@ -110,7 +110,7 @@ class History:
     @property
     def max_rows(self) -> int:
         """Most rows that may be written at once and attended."""
-        return self.ring - self.window
+        return max_rows(self.window)
 
     def reserve(self, rows: int) -> None:
         """Make room for `rows` rows past the offset; they may overwrite what no query can see any more."""

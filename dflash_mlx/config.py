@@ -29,6 +29,16 @@ def ring_rows(window: int) -> int:
     return -(-rows // RING_ALIGNMENT) * RING_ALIGNMENT
 
 
+def max_rows(window: int) -> int:
+    """Most rows that one forward may write into a ring: more would overwrite what the window still needs."""
+    return ring_rows(window) - window
+
+
+def _default_types(layers: int) -> tuple[str, ...]:
+    """transformers' rule: every fourth layer is full, counted from the last one."""
+    return tuple(FULL if (layers - 1 - i) % 4 == 0 else SLIDING for i in range(layers))
+
+
 def _layer_types(fields: Fields, layers: int) -> tuple[str, ...]:
     """The kind of each layer; without the field only where both known default rules agree.
 
@@ -39,7 +49,7 @@ def _layer_types(fields: Fields, layers: int) -> tuple[str, ...]:
         if layers % 4:
             todo = f"With {layers} layers the default rules of transformers and mlx-lm differ."
             raise CheckpointError(must("config", "layer_types", "present", "nothing", todo))
-        return tuple(FULL if (layers - 1 - i) % 4 == 0 else SLIDING for i in range(layers))
+        return _default_types(layers)
     if len(given) != layers or any(kind not in (SLIDING, FULL) for kind in given):
         expected = f"{layers} entries of '{SLIDING}' or '{FULL}'"
         raise CheckpointError(must("config", "layer_types", expected, repr(given), SAME_RELEASE + "."))
@@ -51,8 +61,7 @@ def _rope_layers(fields: Fields, types: tuple[str, ...], theta: float) -> tuple[
     given = fields.typed("layer_rope_theta", (list, tuple), "a list")
     layers = len(types)
     if given is None:
-        backwards = tuple(FULL if (layers - 1 - i) % 4 == 0 else SLIDING for i in range(layers))
-        if types != backwards:
+        if types != _default_types(layers):
             todo = "With this layer_types the libraries disagree about which layers have no RoPE."
             raise CheckpointError(must("config", "layer_rope_theta", "present", "nothing", todo))
         return tuple(kind == SLIDING for kind in types)
@@ -158,8 +167,8 @@ class TargetConfig(Shape):
 
     @property
     def max_rows(self) -> int:
-        """Most rows that one forward may write: more would overwrite what the window still needs."""
-        return ring_rows(self.window) - self.window
+        """Most rows that one forward may write."""
+        return max_rows(self.window)
 
     @property
     def full_layers(self) -> int:
@@ -195,8 +204,8 @@ class DrafterConfig(Shape):
         if not taps or list(taps) != sorted(set(taps)):
             expected = "a non-empty increasing list of target layers"
             raise CheckpointError(must("config", "target_layer_ids", expected, list(taps), SAME_RELEASE + "."))
-        if block > ring_rows(window) - window:
-            expected = f"at most {ring_rows(window) - window} with a window of {window}"
+        if block > max_rows(window):
+            expected = f"at most {max_rows(window)} with a window of {window}"
             raise CheckpointError(must("config", "block_size", expected, block, SAME_RELEASE + "."))
         return cls(
             **shape,

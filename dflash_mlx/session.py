@@ -177,7 +177,6 @@ class Recorder:
     def __init__(self, pair: Pair, prompt: Sequence[int], options: Options):
         mx.reset_peak_memory()
         self._started = time.perf_counter()
-        self._first = 0.0
         self.reads = HostReads()
         seed = secrets.randbits(63) if options.seed is None else options.seed
         off = "off: no drafter" if pair.drafter is None else "off: draft_length is 0"
@@ -193,8 +192,7 @@ class Recorder:
     def first_token(self) -> None:
         """The prefill is done."""
         stats = self.stats
-        self._first = time.perf_counter()
-        stats.time_to_first_token_s = self._first - self._started
+        stats.time_to_first_token_s = time.perf_counter() - self._started
         stats.prompt_tokens_per_s = (stats.prompt_tokens - stats.reused_tokens) / stats.time_to_first_token_s
 
     def close(self, output: Output) -> Generation:

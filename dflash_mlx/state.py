@@ -59,14 +59,14 @@ class State:
         return self.cache.arrays + (self.context.arrays if self.context else [])
 
     @property
-    def _projected(self) -> int:
-        """Positions that the drafter has been given, the backlog included."""
-        return (self.context.offset if self.context else 0) + sum(taps[0].shape[0] for taps in self._backlog)
+    def _waiting(self) -> int:
+        """Rows of the backlog."""
+        return sum(taps[0].shape[0] for taps in self._backlog)
 
     @property
     def held(self) -> int:
         """Positions that both caches hold; less than the target's only after an interrupted commit."""
-        return min(self.cache.offset, self._projected) if self.context else self.cache.offset
+        return min(self.cache.offset, self.context.offset + self._waiting) if self.context else self.cache.offset
 
     def commit(self, tokens: Sequence[int], taps: Sequence[mx.array]) -> None:
         """Keep the first rows of the last forward, one for each committed token, and the tokens themselves.
@@ -92,7 +92,7 @@ class State:
             self.context.skip_to(self.cache.offset - rows + unseen)
         if unseen < rows:
             self._backlog.append([tap[unseen:rows] for tap in taps])
-        if self._projected - self.context.offset >= BACKLOG_ROWS:
+        if self._waiting >= BACKLOG_ROWS:
             self.project_backlog()
 
     def project_backlog(self) -> None:

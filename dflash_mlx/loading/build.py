@@ -81,14 +81,11 @@ def _check_tensors(model: nn.Module, checkpoint: Checkpoint) -> None:
     expected = dict(tree_flatten(model.parameters()))
     missing = sorted(set(expected) - set(checkpoint.tensors))
     unknown = sorted(checkpoint.tensors[name][0] for name in set(checkpoint.tensors) - set(expected))
-    if missing:
-        found = f"no {', '.join(missing[:5])}" + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
-        name = f"the tensors in {checkpoint.folder.name}"
-        raise CheckpointError(must("load", name, f"the {len(expected)} of the config", found, SAME_RELEASE + "."))
-    if unknown:
-        found = f"also {', '.join(unknown[:5])}" + (f" and {len(unknown) - 5} more" if len(unknown) > 5 else "")
-        name = f"the tensors in {checkpoint.folder.name}"
-        raise CheckpointError(must("load", name, f"the {len(expected)} of the config", found, SAME_RELEASE + "."))
+    for word, names in (("no", missing), ("also", unknown)):
+        if names:
+            found = f"{word} {', '.join(names[:5])}" + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+            where = f"the tensors in {checkpoint.folder.name}"
+            raise CheckpointError(must("load", where, f"the {len(expected)} of the config", found, SAME_RELEASE + "."))
     for canonical_name, array in expected.items():
         name, tensor = checkpoint.tensors[canonical_name]
         if tensor.shape != tuple(array.shape):
