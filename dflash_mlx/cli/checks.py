@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import subprocess
 import sys
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import DFlashError
+from ..machine import chip, memory_bytes, system
 from ..resources import DISTRIBUTION, PACKAGE_FOLDER, find, version
 from .differences import count_differences
 
@@ -52,7 +52,7 @@ def versions(problems: Problems) -> Facts:
 
 def machine(problems: Problems) -> Facts:
     """Give the system, the chip, the memory, and the device that MLX takes."""
-    facts: Facts = {"system": _system(), "chip": _chip(), "memory_bytes": _memory(), "device": None}
+    facts: Facts = {"system": system(), "chip": chip(), "memory_bytes": memory_bytes(), "device": None}
     try:
         import mlx.core as mx
 
@@ -119,38 +119,6 @@ def _installed(package: str) -> str | None:
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
-        return None
-
-
-def _system() -> str:
-    """Name the operating system with its version."""
-    if sys.platform == "darwin":
-        return f"macOS {platform.mac_ver()[0]} {platform.machine()}"
-    try:
-        name = platform.freedesktop_os_release().get("PRETTY_NAME", platform.system())
-    except OSError:
-        name = platform.system()
-    return f"{name} {platform.machine()}"
-
-
-def _chip() -> str:
-    """Name the chip as its maker does."""
-    if sys.platform == "darwin":
-        command = ["sysctl", "-n", "machdep.cpu.brand_string"]
-        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip() or "unknown"
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return models[0] if models else platform.processor() or "unknown"
-
-
-def _memory() -> int | None:
-    """Give the machine's memory in bytes."""
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (ValueError, OSError):
         return None
 
 
