@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import mlx.core as mx
 
 from .config import FULL, DrafterConfig, TargetConfig, max_rows, ring_rows
 from .errors import DFlashError, InputError, must
+from .kernels.block_attention import Block
+from .kernels.serving import Reach
 
 GROWTH_ROWS = 256  # first size of a growing buffer, and the unit that its sizes are rounded up to
 SLICE_ROWS = 64  # a ring that has not wrapped is attended up to the next multiple of this
@@ -205,24 +206,24 @@ class Part:
 
 
 class Lane:
-    """One part during a forward: where its rows lie, and its masks (made once, used by all layers)."""
+    """One part during a forward: where its rows lie, and what they see (made once, used by all layers)."""
 
     def __init__(self, part: Part, begin: int):
         cache = part.cache
         cache.reserve(part.rows)
         self.rows = slice(begin, begin + part.rows)
         self.offset = cache.offset
-        self._cache, self._end = cache, cache.offset + part.rows
-        self._held = min(cache.ring, -(-self._end // SLICE_ROWS) * SLICE_ROWS)
-        self._sliding = ring_mask(cache.offset, part.rows, self._held, cache.ring, cache.window, True)
-        self._causal = "causal" if part.rows > 1 else None
+        self._cache, end = cache, cache.offset + part.rows
+        held = min(cache.ring, -(-end // SLICE_ROWS) * SLICE_ROWS)
+        near = ring_mask(cache.offset, part.rows, held, cache.ring, cache.window, True)
+        self._sliding = Reach(Block((cache.offset,), cache.window), held, near)
+        self._full = Reach(Block((cache.offset,)), end, "causal" if part.rows > 1 else None)
 
-    def write(self, layer: int, full: bool, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array, Any]:
-        """Write T rows of a layer; returns the keys and values to attend, [1, Hk, Tk, D], and their mask."""
+    def write(self, layer: int, full: bool, keys: mx.array, values: mx.array) -> tuple[Rows, Reach]:
+        """Write T rows of a layer; returns its whole buffers, and what the rows see of them."""
         rows = self._cache.layers[layer]
         rows.write(self.offset, keys, values)
-        held = self._end if full else self._held
-        return rows.keys[:, :, :held], rows.values[:, :, :held], self._causal if full else self._sliding
+        return rows, self._full if full else self._sliding
 
 
 def lanes(parts: Sequence[Part]) -> list[Lane]:

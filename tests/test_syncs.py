@@ -21,6 +21,7 @@ PACKAGE = Path(dflash_mlx.__file__).parent
 ON_THE_PATH = (
     "round.py", "state.py", "prefill.py", "session.py", "choice.py", "cache.py", "output.py", "text.py", "noise.py",
     "filters.py", "processors.py", "models/dflash.py", "models/muse_glimmer.py", "models/layers.py",
+    "kernels/serving.py", "kernels/block_attention.py", "kernels/launch.py",
 )  # fmt: skip
 READER = {("state.py", "HostReads.read", "mx.eval"), ("state.py", "HostReads.read", ".tolist")}
 ON_HOST = {("processors.py", "Processors._tokens", "np.array")}  # of a history that is on the host already

@@ -181,7 +181,7 @@ def _check(queries: mx.array, keys: mx.array, values: mx.array, block: Block) ->
         (capacity % KEYS != 0, "buffer rows", f"a multiple of {KEYS}", capacity),
         (block.chunk_keys % KEYS != 0, "keys per chunk", f"a multiple of {KEYS}", block.chunk_keys),
         (entries != batch, "first positions", f"{batch}, one per batch entry", entries),
-        (bool(late), "start", "between 0 and the block's first position", block.starts),
+        (late != [], "start", "between 0 and the block's first position", block.starts),
         (reach > capacity, "visible positions", f"at most the buffer's {capacity} rows", reach),
     ]
     for wrong, name, expected, value in problems:

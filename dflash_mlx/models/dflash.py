@@ -13,6 +13,8 @@ import mlx.nn as nn
 
 from ..cache import DrafterContext, Rows, ring_mask
 from ..config import DrafterConfig
+from ..kernels.block_attention import Block
+from ..kernels.serving import DRAFTER, STOCK, Kernels, Reach
 from .layers import Projections, RMSNorm, SwiGLU, heads, joined, rope
 from .muse_glimmer import MuseGlimmer
 
@@ -32,8 +34,9 @@ class Encoder(nn.Module):
 class Attention(Projections):
     """The block's queries over the projected context and the block's own keys, bidirectional in the block."""
 
-    def __init__(self, config: DrafterConfig):
+    def __init__(self, config: DrafterConfig, kernels: Kernels):
         super().__init__(config)
+        self.kernels = kernels
         self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
         self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
         self.config = config
@@ -44,44 +47,38 @@ class Attention(Projections):
         values = heads(self.v_proj(x), self.config.num_kv_heads)
         rows.write(offset, rope(keys, self.config.rope_theta, offset), values)
 
-    def __call__(self, x: mx.array, rows: Rows, offset: int, mask: mx.array) -> mx.array:
+    def __call__(self, x: mx.array, rows: Rows, offset: int, reach: Reach) -> mx.array:
         queries = self.q_norm(heads(self.q_proj(x), self.config.num_heads))
         queries = rope(queries, self.config.rope_theta, offset)
         self.write(x, rows, offset)
-        held = mask.shape[-1]
-        output = mx.fast.scaled_dot_product_attention(
-            queries,
-            rows.keys[:, :, :held],
-            rows.values[:, :, :held],
-            scale=self.config.head_dim**-0.5,
-            mask=mask,
-        )
+        scale = self.config.head_dim**-0.5
+        output = self.kernels.attend(DRAFTER, queries, rows.keys, rows.values, reach, scale)
         return self.o_proj(joined(output))
 
 
 class Layer(nn.Module):
     """Pre-norm attention and MLP."""
 
-    def __init__(self, config: DrafterConfig):
+    def __init__(self, config: DrafterConfig, kernels: Kernels):
         super().__init__()
-        self.self_attn = Attention(config)
+        self.self_attn = Attention(config, kernels)
         self.mlp = SwiGLU(config.hidden_size, config.intermediate_size)
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
-    def __call__(self, x: mx.array, rows: Rows, offset: int, mask: mx.array) -> mx.array:
-        x = x + self.self_attn(self.input_layernorm(x), rows, offset, mask)
+    def __call__(self, x: mx.array, rows: Rows, offset: int, reach: Reach) -> mx.array:
+        x = x + self.self_attn(self.input_layernorm(x), rows, offset, reach)
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
 class DFlash(nn.Module):
     """The drafter. Its context lives in a `DrafterContext`, one per session."""
 
-    def __init__(self, config: DrafterConfig):
+    def __init__(self, config: DrafterConfig, kernels: Kernels = STOCK):
         super().__init__()
         self.config = config
         self.encoder = Encoder(config)
-        self.layers = [Layer(config) for _ in range(config.num_layers)]
+        self.layers = [Layer(config, kernels) for _ in range(config.num_layers)]
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
     @property
@@ -124,7 +121,8 @@ class DFlash(nn.Module):
         # The window counts from each query and includes its far edge: |q - p| <= window.
         span = self.config.window + 1
         mask = ring_mask(offset, size, held, context.ring, span, causal=False, start=context.start)
+        reach = Reach(Block((offset,), span, False, (context.start,)), held, mask)
         x = x[None]
         for layer, rows in zip(self.layers, context.layers, strict=True):
-            x = layer(x, rows, offset, mask)
+            x = layer(x, rows, offset, reach)
         return self.norm(x)[0]

@@ -14,6 +14,7 @@ import mlx.nn as nn
 
 from ..cache import Lane, Part, lanes
 from ..config import FULL, TargetConfig
+from ..kernels.serving import STOCK, TARGET_FULL, TARGET_SLIDING, Kernels
 from .layers import CentredRMSNorm, Projections, RMSNorm, SwiGLU, heads, joined, rms, rope
 
 
@@ -27,8 +28,9 @@ class Forward(NamedTuple):
 class Attention(Projections):
     """Grouped-query attention with scaleless QK norm and an output gate from the layer's input."""
 
-    def __init__(self, config: TargetConfig, index: int):
+    def __init__(self, config: TargetConfig, index: int, kernels: Kernels):
         super().__init__(config)
+        self.kernels = kernels
         self.gate_proj = nn.Linear(config.hidden_size, config.num_heads * config.head_dim, bias=False)
         self.index, self.config = index, config
         self.full = config.layer_types[index] == FULL
@@ -49,16 +51,17 @@ class Attention(Projections):
         if self.config.rope_layers[self.index]:
             queries = rope(queries, self.config.rope_theta, lane.offset)
             keys = rope(keys, self.config.rope_theta, lane.offset)
-        keys, values, mask = lane.write(self.index, self.full, keys, values)
-        return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=self.scale, mask=mask)
+        held, reach = lane.write(self.index, self.full, keys, values)
+        place = TARGET_FULL if self.full else TARGET_SLIDING
+        return self.kernels.attend(place, queries, held.keys, held.values, reach, self.scale)
 
 
 class Layer(nn.Module):
     """Attention and MLP, each between a norm before it and a norm after it."""
 
-    def __init__(self, config: TargetConfig, index: int):
+    def __init__(self, config: TargetConfig, index: int, kernels: Kernels):
         super().__init__()
-        self.self_attn = Attention(config, index)
+        self.self_attn = Attention(config, index, kernels)
         self.mlp = SwiGLU(config.hidden_size, config.intermediate_size)
         self.input_layernorm = CentredRMSNorm(config.hidden_size, config.rms_norm_eps)
         self.post_attention_layernorm = CentredRMSNorm(config.hidden_size, config.post_norm_eps)
@@ -73,11 +76,11 @@ class Layer(nn.Module):
 class MuseGlimmer(nn.Module):
     """The target. One forward serves prefill, plain decoding and verification."""
 
-    def __init__(self, config: TargetConfig):
+    def __init__(self, config: TargetConfig, kernels: Kernels = STOCK):
         super().__init__()
         self.config = config
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.layers = [Layer(config, index) for index in range(config.num_layers)]
+        self.layers = [Layer(config, index, kernels) for index in range(config.num_layers)]
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         if not config.tie_word_embeddings:
             self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
