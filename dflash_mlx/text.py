@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from .chat.template import encode_messages
 from .errors import CheckpointError, InputError, must
 
 Message = Mapping[str, Any]
@@ -58,7 +59,7 @@ def encode(
         return _encode_text(_needed(tokenizer), prompt)
     items = list(prompt)
     if items and all(isinstance(item, Mapping) for item in items):
-        return _encode_messages(_needed(tokenizer), items, tools, reasoning)
+        return encode_messages(_needed(tokenizer), items, tools, reasoning)  # type: ignore[arg-type]
     if not all(isinstance(item, int) and not isinstance(item, bool) for item in items):
         kinds = sorted({type(item).__name__ for item in items})
         todo = "Mixed lists are not understood."
@@ -77,23 +78,6 @@ def _encode_text(tokenizer: Any, text: str) -> list[int]:
     ids = list(tokenizer.encode(text, add_special_tokens=False))
     begin = tokenizer.bos_token_id
     return ids if begin is None or ids[:1] == [begin] else [begin, *ids]
-
-
-def _encode_messages(
-    tokenizer: Any, messages: list[Any], tools: Sequence[Message] | None, reasoning: str | None
-) -> list[int]:
-    if getattr(tokenizer, "chat_template", None) is None:
-        todo = "Give text or token ids."
-        raise InputError(must("generate", "prompt", "text or token ids", "messages, without a chat template", todo))
-    extra = {} if reasoning is None else {"reasoning_strength": reasoning}
-    try:
-        text = tokenizer.apply_chat_template(
-            messages, tools=list(tools) if tools else None, add_generation_prompt=True, tokenize=False, **extra
-        )
-    except Exception as error:  # templates raise through jinja
-        todo = "Correct roles and contents."
-        raise InputError(must("generate", "messages", "what the chat template takes", repr(error), todo)) from error
-    return list(tokenizer.encode(text, add_special_tokens=False))  # the template writes the begin token itself
 
 
 class TextStream:
