@@ -4,51 +4,19 @@ from __future__ import annotations
 
 import json
 import random
-import re
 
 import pytest
+from answers import EOT, TOOLS, block, call, invoke, random_answer, read, twin
 
-from dflash_mlx.chat.answer import CUT, ENDED, Answer, AnswerReader
+from dflash_mlx.chat.answer import CUT, ENDED, AnswerReader
 from dflash_mlx.chat.calls import Call
-from dflash_mlx.chat.values import value_of
 from dflash_mlx.resources import find
 from dflash_mlx.text import load_tokenizer
-
-TOOLS = {
-    "box.open": {"type": "object", "properties": {"item": {"type": "integer"}, "note": {"type": "string"}}},
-    "write_file": {"properties": {"path": {"type": "string"}, "content": {"type": "string"}, "mode": {}}},
-}
-EOT = 5
 
 
 @pytest.fixture(scope="module")
 def tokenizer():
     return load_tokenizer(find("models/pocket/target"))
-
-
-def invoke(name: str, **values: str) -> str:
-    lines = [f'<atem:parameter name="{key}">{value}</atem:parameter>\n' for key, value in values.items()]
-    return f'<atem:invoke name="{name}">\n{"".join(lines)}</atem:invoke>\n'
-
-
-def block(*invokes: str) -> str:
-    return "<atem:function_calls>\n" + "".join(invokes) + "</atem:function_calls>"
-
-
-def call(name: str, **values: str) -> str:
-    return block(invoke(name, **values))
-
-
-def read(tokenizer, text, sizes=(10**9,), schemas=TOOLS, stops=(), cut=False, tokens=None) -> Answer:
-    """Read a text's tokens in pieces of the given sizes, the last one repeating."""
-    left = tokenizer.encode(text, add_special_tokens=False) if tokens is None else list(tokens)
-    reader, answer, sizes = AnswerReader(tokenizer, {2, EOT}, schemas, stops), Answer(), list(sizes)
-    while left:
-        size = sizes.pop(0) if len(sizes) > 1 else sizes[0]
-        answer.add(reader.feed(left[:size]))
-        left = left[size:]
-    answer.add(reader.finish(cut))
-    return answer
 
 
 QUOTES = 'say "it\'s {1: [2}]}" \\n, then </atem:invoke> and </atem:parameter> x'
@@ -224,55 +192,6 @@ def test_stop_counts_the_tokens_up_to_it(tokenizer):
     assert len(tokens[0]) < reader.count <= len(tokens[0]) + len(tokenizer.encode("END", add_special_tokens=False))
 
 
-def twin(tokenizer, tokens: list[int]) -> tuple[str, str, list[tuple[str, dict]]]:
-    """Reasoning, text and calls of a whole answer with well-formed blocks, by splitting and regular expressions."""
-    reasoning, texts, calls = [], [], []
-    spelled = " ".join(map(str, tokens)) + " "
-    for message in re.split(rf"(?:\b4 6 |\b{EOT} )", spelled):
-        if " 7 " not in message:
-            continue
-        header, body = (tokenizer.decode([int(x) for x in part.split()]) for part in message.split(" 7 ", 1))
-        if "to=self" in header:
-            reasoning.append(body)
-            continue
-        parts = re.split(r"\s*<atem:function_calls>(.*?)</atem:function_calls>\s*", body, flags=re.DOTALL)
-        if "".join(parts[::2]):
-            texts.append("".join(parts[::2]))
-        for inner in parts[1::2]:
-            for name, rest in re.findall(r'<atem:invoke name="(.*?)">(.*?)</atem:invoke>', inner, re.DOTALL):
-                found = re.findall(r'<atem:parameter name="(.*?)">(.*?)</atem:parameter>', rest, re.DOTALL)
-                known = TOOLS.get(name, {}).get("properties", {})
-                calls.append((name, {k: value_of(v, known.get(k), {}) for k, v in found}))
-    return "\n\n".join(reasoning), "\n\n".join(texts), calls
-
-
-WORDS = ["a", "ü", "🙂", " ", "\n", "{", '"', "<", "<atem", "</atem:", ">", "to=user", "<|eot", "7", "\n\n", "null"]
-
-
-def random_answer(chance: random.Random) -> str:
-    def words(most: int) -> str:
-        return "".join(chance.choices(WORDS, k=chance.randrange(most)))
-
-    def one_block() -> str:
-        values = [
-            {key: words(5) for key in ("item", "note")[: chance.randrange(3)]} for _ in range(chance.randrange(1, 4))
-        ]
-        return block(*(invoke(chance.choice([*TOOLS, "other"]), **value) for value in values))
-
-    messages = []
-    for _ in range(chance.randrange(1, 5)):
-        if chance.random() < 0.3:
-            messages.append(f" to=self<|message|>x{words(8)}")
-        else:
-            parts = [
-                chance.choice(["", f"x{words(6)}y"]),
-                one_block() if chance.random() < 0.6 else "",
-                chance.choice(["", "y"]),
-            ]
-            messages.append(f" to=user<|message|>{''.join(parts)}")
-    return "<|eom|><|start|>assistant".join(messages) + "<|eot|>"
-
-
 @pytest.mark.parametrize("seed", range(30))
 def test_any_cut_gives_what_the_whole_gives(seed, tokenizer):
     chance = random.Random(seed)
@@ -309,32 +228,6 @@ def test_pieces_of_a_stream_hold_no_marker_and_no_half_tag(tokenizer):
     assert shown == "hmLet me look."
     assert sum(piece.call is not None for piece in pieces) == 2
     assert len([piece for piece in pieces if piece.kind == "text" and piece.text]) > 1  # it streams
-
-
-VALUES = [
-    ("5", {"type": "string"}, "5"),
-    ("5", {"type": "integer"}, 5),
-    ("5", None, 5),
-    ("5", {"type": ["string", "null"]}, "5"),
-    ("null", {"type": ["string", "null"]}, None),
-    ("5", {"type": ["string", "integer"]}, 5),
-    ("five", {"type": "integer"}, "five"),
-    ("5", {"enum": ["5", "6"]}, "5"),
-    ("6", {"anyOf": [{"type": "string"}, {"type": "boolean"}]}, "6"),
-    ("true", {"anyOf": [{"type": "string"}, {"type": "boolean"}]}, True),
-    ("[1]", {"$ref": "#/$defs/name"}, "[1]"),
-    ("[1]", {"$ref": "#/$defs/loop"}, [1]),
-    ("NaN", {"type": "number"}, "NaN"),
-    ("[" * 100_000, {}, "[" * 100_000),
-    ("", {}, ""),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("text", "schema", "expected"), VALUES)
-def test_value_is_what_the_schema_says(text, schema, expected):
-    root = {"$defs": {"name": {"type": "string"}, "loop": {"$ref": "#/$defs/loop"}}}
-    found = value_of(text, schema, root)
-    assert (type(found), found) == (type(expected), expected)
 
 
 def test_call_gives_its_arguments_as_json(tokenizer):
