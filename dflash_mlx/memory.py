@@ -9,6 +9,7 @@ from pathlib import Path
 import mlx.core as mx
 
 from .config import DrafterConfig, TargetConfig, ring_rows
+from .costs import cache_row_bytes
 from .errors import MemoryPlanError, must
 
 PREFILL_STEP = 2048  # tokens; the default upper bound of one prefill forward
@@ -58,7 +59,7 @@ class Sizes:
     def parts(self, context: int) -> dict[str, int]:
         """Bytes by part for a session of `context` tokens."""
         target, drafter = self.target, self.drafter
-        row = 2 * target.num_kv_heads * target.head_dim * self.item  # keys and values of one position
+        row = cache_row_bytes(target, self.item)
         full = target.full_layers * row
         sliding = (target.num_layers - target.full_layers) * row
         step = min(PREFILL_STEP, target.max_rows, context)
@@ -74,7 +75,7 @@ class Sizes:
             "logits": 4 * rows * target.vocab_size * FLOAT32,
         }
         if drafter:
-            held = 2 * drafter.num_kv_heads * drafter.head_dim * self.item * drafter.num_layers
+            held = cache_row_bytes(drafter, self.item) * drafter.num_layers
             parts["drafter's rings"] = held * ring_rows(drafter.window)
             parts["taps"] = 2 * step * len(drafter.taps) * target.hidden_size * self.item
         return parts
