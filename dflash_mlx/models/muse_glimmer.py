@@ -17,6 +17,8 @@ from ..config import FULL, TargetConfig
 from ..kernels.serving import STOCK, TARGET_FULL, TARGET_SLIDING, Kernels
 from .layers import CentredRMSNorm, Projections, RMSNorm, SwiGLU, heads, joined, rms, rope
 
+SUBMIT_LAYERS = 4  # after so many layers the device gets what there is of the graph, and works while the rest is built
+
 
 class Forward(NamedTuple):
     """What a forward returns: logits of the rows asked for, [N, V], and the tapped layers' rows, [T, E] each."""
@@ -90,7 +92,7 @@ class MuseGlimmer(nn.Module):
         return self.embed_tokens.as_linear(x) if self.config.tie_word_embeddings else self.lm_head(x)
 
     def __call__(self, tokens: mx.array, parts: Sequence[Part], taps: Sequence[int] = ()) -> Forward:
-        """Run the parts' rows; they are written past each cache's offset, and nothing is evaluated.
+        """Run the parts' rows; they are written past each cache's offset. Work is submitted, nothing is waited for.
 
         Args:
             tokens: [T] uint32, the parts' tokens one part after the other.
@@ -106,6 +108,8 @@ class MuseGlimmer(nn.Module):
             x = layer(x, sessions)
             if index in taps:
                 tapped.append(x[0])
+            if (index + 1) % SUBMIT_LAYERS == 0:
+                mx.async_eval(x)
         wanted = [
             x[0, lane.rows.stop - part.logits : lane.rows.stop]
             for lane, part in zip(sessions, parts, strict=True)
