@@ -9,35 +9,56 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .errors import CheckpointError, DFlashError, InputError, MemoryPlanError, ProcessorError
+    from .engine import Engine
+    from .errors import (
+        CheckpointError,
+        DFlashError,
+        EngineClosed,
+        EngineError,
+        InputError,
+        MemoryPlanError,
+        ProcessorError,
+        QueueFull,
+    )
     from .generation import generate, stream_generate
     from .options import Options
     from .pair import Pair, load
     from .session import Session
     from .stats import Chunk, Generation, Round, Stats
+    from .ticket import Ticket
 
 PLACES = {
-    "errors": ("CheckpointError", "DFlashError", "InputError", "MemoryPlanError", "ProcessorError"),
+    "engine": ("Engine",),
+    "errors": (
+        "CheckpointError", "DFlashError", "EngineClosed", "EngineError", "InputError", "MemoryPlanError",
+        "ProcessorError", "QueueFull",
+    ),
     "generation": ("generate", "stream_generate"),
     "pair": ("Pair", "load"),
     "options": ("Options",),
     "session": ("Session",),
     "stats": ("Chunk", "Generation", "Round", "Stats"),
-}
+    "ticket": ("Ticket",),
+}  # fmt: skip
 
 __all__ = [
     "CheckpointError",
     "Chunk",
     "DFlashError",
+    "Engine",
+    "EngineClosed",
+    "EngineError",
     "Generation",
     "InputError",
     "MemoryPlanError",
     "Options",
     "Pair",
     "ProcessorError",
+    "QueueFull",
     "Round",
     "Session",
     "Stats",
+    "Ticket",
     "generate",
     "load",
     "stream_generate",

@@ -8,7 +8,9 @@ T rows of this call, Tk rows attended.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
@@ -16,6 +18,9 @@ from .config import FULL, DrafterConfig, TargetConfig, max_rows, ring_rows
 from .errors import DFlashError, InputError, must
 from .kernels.block_attention import Block
 from .kernels.serving import Reach
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 GROWTH_ROWS = 256  # first size of a growing buffer, and the unit that its sizes are rounded up to
 SLICE_ROWS = 64  # a ring that has not wrapped is attended up to the next multiple of this
@@ -38,6 +43,12 @@ class Rows:
     @property
     def nbytes(self) -> int:
         return int(self.keys.nbytes + self.values.nbytes)
+
+    def fork(self) -> Rows:
+        """Another buffer with the same rows; memory is shared until one of the two is written."""
+        other = copy(self)
+        other.keys, other.values = self.keys[:], self.values[:]  # arrays of their own: a write changes its array only
+        return other
 
     def write(self, offset: int, keys: mx.array, values: mx.array) -> None:
         """Write T rows, [1, Hk, T, D], for positions offset..offset+T-1; T is at most the capacity."""
@@ -98,6 +109,12 @@ class History:
     def __init__(self, window: int):
         self.window, self.ring = window, ring_rows(window)
         self.offset = self.start = 0
+
+    def fork(self) -> Self:
+        """Another history with the same rows, to go on from here on its own."""
+        other = copy(self)
+        other.layers = [layer.fork() for layer in self.layers]
+        return other
 
     @property
     def arrays(self) -> list[mx.array]:

@@ -37,6 +37,26 @@ class ProcessorError(DFlashError):
     """A user's logits processor raised, or returned something that is no row of logits."""
 
 
+class EngineError(DFlashError):
+    """A step of an engine failed under a request: the device, a tokenizer, a callback; the cause is attached."""
+
+
+class EngineClosed(DFlashError):
+    """An engine that was closed takes no more requests."""
+
+
+class QueueFull(DFlashError):
+    """As many requests wait as may.
+
+    Attributes:
+        retry_after_s: seconds until a place is likely free.
+    """
+
+    def __init__(self, text: str, retry_after_s: float):
+        super().__init__(text)
+        self.retry_after_s = retry_after_s
+
+
 def must(where: str, name: str, expected: str, value: object, todo: str) -> str:
     """Format the one form that all messages have."""
     return f"[{where}] {name} must be {expected} but got {value}. {todo}"

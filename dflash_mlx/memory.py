@@ -14,6 +14,8 @@ from .errors import MemoryPlanError, must
 
 PREFILL_STEP = 2048  # tokens; the default upper bound of one prefill forward
 FLOAT32 = 4  # bytes
+GROWING = ("full layers' cache", "its growth")  # parts of a plan that each session has, by its context
+FIXED = ("sliding layers' rings", "drafter's rings", "logits")  # parts that each session has, whatever its context
 GIB = 2**30
 
 
@@ -34,6 +36,17 @@ class MemoryPlan:
     @property
     def total(self) -> int:
         return sum(self.parts.values())
+
+    @property
+    def shared_bytes(self) -> int:
+        """What all sessions share: weights, and the working set of one forward."""
+        return self.total - self.session_bytes(self.context)
+
+    def session_bytes(self, context: int) -> int:
+        """What one session of `context` tokens takes besides; a full layer's buffer doubles, at most to the plan's."""
+        rows = min(1 << max(8, (context - 1).bit_length()), self.context)
+        growing = sum(self.parts[name] for name in GROWING)
+        return -(-growing * rows // self.context) + sum(self.parts.get(name, 0) for name in FIXED)
 
     def table(self) -> str:
         """One line for a message: each part in GiB."""

@@ -1,17 +1,10 @@
-"""Prefill: a prompt through the target in steps, with logits for its last row only.
-
-The drafter gets features only of the positions that it can still see, and of a few more for a short rollback.
-"""
+"""Prefill: what a session need not compute again of a prompt. The rest is fed as any waiting tokens are."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import mlx.core as mx
-
-from .cache import Part
-from .choice import Choice
-from .state import HostReads, State
+from .state import State
 
 Progress = Callable[[int, int], None]
 
@@ -32,47 +25,3 @@ def reuse(state: State, prompt: Sequence[int]) -> int:
         return position
     state.reset()
     return 0
-
-
-def prefill(
-    state: State,
-    prompt: Sequence[int],
-    choice: Choice,
-    step: int,
-    reads: HostReads,
-    progress: Progress | None = None,
-) -> int:
-    """Feed what the state does not hold of the prompt; returns the target's first token, which is committed.
-
-    Args:
-        state: holds a part of the prompt, as `reuse` left it.
-        prompt: token ids.
-        choice: chooses the first token.
-        step: most tokens in one forward.
-        reads: counts the host's waits, one a step.
-        progress: called with (tokens fed, tokens of the prompt) after each step.
-    """
-    target, cache, end = state.pair.target, state.cache, len(prompt)
-    step = min(step, cache.max_rows)
-    seen_from = state.seen_from(end)
-    while True:
-        begin = cache.offset
-        rows = min(step, end - begin)
-        last = begin + rows == end
-        tokens = mx.array(list(prompt[begin : begin + rows]), dtype=mx.uint32)
-        wanted = state.taps if begin + rows > seen_from else ()
-        forward = target(tokens, [Part(cache, rows, int(last))], wanted)
-        state.tokens[begin:] = prompt[begin : begin + rows]
-        state.keep(rows, forward.taps, unseen=min(rows, max(0, seen_from - begin)))
-        if last:
-            state.project_backlog()
-            assert forward.logits is not None
-            chosen = reads.read(choice.target(forward.logits, end, prompt), state.arrays)
-            (token,) = choice.confirmed(chosen)
-            state.tokens.append(token)
-        else:
-            reads.read(mx.zeros((1,)), state.arrays)
-        if progress:
-            progress(begin + rows, end)
-        if last:
-            return token

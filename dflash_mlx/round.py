@@ -1,13 +1,17 @@
-"""The round: draft, verify, accept, commit, with one read by the host.
+"""The step: draft, verify, accept, commit, for one session or for several, with one read by the host.
 
-Before it, tokens t0..tn are committed and the caches hold t0..t(n-1); tn is the anchor. k is the draft length;
-a round with k = 0 is plain decoding. Source: Leviathan et al. 2023, with the target's own choice in place of the
-ratio test: a drafted token is kept if and only if the target chooses it itself.
+A session's tokens t0..tn are committed; its caches hold the first of them, the others wait. While a prompt is fed many
+wait; afterwards one does, the anchor tn. A step feeds waiting tokens of every session, all rows in one forward. Where
+no more wait, k drafts go with them, and the target's own choices come out: that is a round, and with k = 0 plain
+decoding. Source: Leviathan et al. 2023, with the target's own choice in place of the ratio test: a drafted token is
+kept if and only if the target chooses it itself.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import mlx.core as mx
 
@@ -18,36 +22,64 @@ from .state import HostReads, State
 from .stats import Round
 
 
-def decode_round(state: State, choice: Choice, length: int, output: Output, reads: HostReads) -> Round:
-    """Run one round and commit what it gives.
+@dataclass(frozen=True)
+class Work:
+    """What one session brings to a step.
+
+    Attributes:
+        state: its caches and tokens advance by what is committed.
+        choice: the target's and the drafter's rule for a token.
+        output: takes the tokens and cuts them at an end.
+        rows: waiting tokens to feed.
+        length: tokens to draft after them, k; 0 where more tokens wait.
+    """
+
+    state: State
+    choice: Choice
+    output: Output
+    rows: int = 1
+    length: int = 0
+
+    @property
+    def scored(self) -> int:
+        """Rows whose logits are wanted: the last waiting one's and the drafts'; none where more tokens wait."""
+        return self.length + 1 if self.rows == self.state.waiting else 0
+
+
+def step(work: Sequence[Work], reads: HostReads, split: bool = False) -> list[Round | Exception]:
+    """Run one step; each session commits what it gives.
 
     Args:
-        state: of the session; both caches and the tokens advance by what is committed.
-        choice: the target's and the drafter's rule for a token.
-        length: tokens to draft, k.
-        output: takes the tokens and cuts them at an end.
-        reads: the host's reads; one is made here, two where a user's processor must see the drafts.
+        work: of one session or of several of one pair.
+        reads: the host's reads; one is made here, and one before it where drafts must be seen or timed.
+        split: time drafting and verifying apart, at the price of that second read.
+    Returns:
+        For each session its round, or the error that ends its generation and no other's.
     """
-    started = time.perf_counter()
-    proposal = draft(state, choice, length)
-    if choice.reads_drafts and length:
-        proposal = mx.array(reads.read(proposal), dtype=mx.uint32)
-    chosen, taps = verify(state, choice, proposal)
-    accepted = accept(proposal, chosen)
-    numbers = reads.read(mx.concatenate([accepted, proposal, chosen]), state.arrays)
-    drafted, tokens = numbers[1 : 1 + length], numbers[1 + length :]
-    committed = output.take(choice.confirmed(tokens[: numbers[0] + 1]))
-    state.commit(committed, taps)
-    return Round(
-        drafted=length,
-        accepted=min(numbers[0], len(committed)),
-        committed=len(committed),
-        proposal=drafted,
-        tokens=committed,
-        draft_s=None,
-        verify_s=None,
-        total_s=time.perf_counter() - started,
-    )
+    started, before = time.perf_counter(), reads.seconds
+    proposals, draft_s = [draft(each.state, each.choice, each.length) for each in work], None
+    if any(each.length and (split or each.choice.reads_drafts) for each in work):
+        contexts = [array for each in work if each.state.context for array in each.state.context.arrays]
+        reads.read(mx.concatenate(proposals), [*proposals, *contexts])
+        draft_s = reads.seconds - before
+    chosen, taps = verify(work, proposals)
+    found = [part for p, c in zip(proposals, chosen, strict=True) for part in (accept(p, c), p, c)]
+    along = [array for each, rows in zip(work, taps, strict=True) for array in (*each.state.arrays, *rows)]
+    numbers = reads.read(mx.concatenate(found), along)
+    waited = reads.seconds - before
+    fed = sum(each.rows + each.length for each in work)
+    streams = sum(each.scored > 0 for each in work)
+    rounds: list[Round | Exception] = []
+    for each, kept in zip(work, taps, strict=True):
+        count = 1 + each.length + each.scored
+        rounds.append(commit(each, kept, numbers[:count]))
+        numbers = numbers[count:]
+    total = time.perf_counter() - started
+    for done in rounds:
+        if isinstance(done, Round):
+            done.rows, done.streams, done.total_s, done.host_s = fed, streams, total, total - waited
+            done.draft_s, done.verify_s = draft_s, None if draft_s is None else waited - draft_s
+    return rounds
 
 
 def draft(state: State, choice: Choice, length: int) -> mx.array:
@@ -63,17 +95,44 @@ def draft(state: State, choice: Choice, length: int) -> mx.array:
     return choice.proposal(logits, len(state.tokens), state.tokens, multiplier)
 
 
-def verify(state: State, choice: Choice, proposal: mx.array) -> tuple[mx.array, list[mx.array]]:
-    """The target's own tokens for the rows [anchor, proposal], [k+1] uint32, and the taps, each [k+1, E]; lazy."""
-    anchor = mx.array(state.tokens[-1:], dtype=mx.uint32)
-    rows = mx.concatenate([anchor, proposal])
-    count = rows.shape[0]
-    forward = state.pair.target(rows, [Part(state.cache, count, count)], state.taps)
-    assert forward.logits is not None
-    return choice.target(forward.logits, len(state.tokens), state.tokens, proposal), forward.taps
+def verify(work: Sequence[Work], proposals: Sequence[mx.array]) -> tuple[list[mx.array], list[list[mx.array]]]:
+    """The target's own tokens after each session's rows, [k+1] uint32 or [0], and the rows' taps; lazy."""
+    wanted: tuple[int, ...] = ()
+    tokens, parts = [], []
+    for each, proposal in zip(work, proposals, strict=True):
+        state, begin = each.state, each.state.cache.offset
+        tokens += [mx.array(state.tokens[begin : begin + each.rows], dtype=mx.uint32), proposal]
+        parts.append(Part(state.cache, each.rows + each.length, each.scored))
+        wanted = wanted or state.wanted_taps(each.rows)
+    forward = work[0].state.pair.target(mx.concatenate(tokens), parts, wanted)
+    chosen, taps, row, scored = [], [], 0, 0
+    for each, part, proposal in zip(work, parts, proposals, strict=True):
+        own, history = mx.zeros((0,), dtype=mx.uint32), each.state.tokens
+        if part.logits:
+            assert forward.logits is not None
+            logits = forward.logits[scored : scored + part.logits]
+            own = each.choice.target(logits, len(history), history, proposal)
+        chosen.append(own)
+        # A copy of a session's own rows: the slice alone would keep the whole forward's rows in memory.
+        rows = [tap[row : row + part.rows] for tap in forward.taps]
+        taps.append(rows if len(parts) == 1 else [mx.contiguous(tap) for tap in rows])
+        row, scored = row + part.rows, scored + part.logits
+    return chosen, taps
 
 
 def accept(proposal: mx.array, chosen: mx.array) -> mx.array:
     """How many leading drafted tokens the target chose itself, [1] uint32; lazy."""
     same = proposal == chosen[: proposal.shape[0]]
     return mx.sum(mx.cumprod(same.astype(mx.uint32)), keepdims=True).astype(mx.uint32)
+
+
+def commit(work: Work, taps: Sequence[mx.array], numbers: Sequence[int]) -> Round | Exception:
+    """Commit what the host has read: how many drafts were accepted, the drafts, and the target's own tokens."""
+    accepted, drafted, own = numbers[0], numbers[1 : 1 + work.length], numbers[1 + work.length :]
+    try:
+        committed = work.output.take(work.choice.confirmed(own[: accepted + 1])) if own else []
+        work.state.commit(work.rows + max(0, len(committed) - 1), committed, taps)
+    except Exception as error:  # of this session alone: a user's processor, a tokenizer
+        return error
+    accepted = min(accepted, len(committed))
+    return Round(work.length, accepted, len(committed), list(drafted), committed)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
+from copy import copy
 
 import mlx.core as mx
 
@@ -13,22 +15,27 @@ BACKLOG_ROWS = 64  # rows decoded without drafting are projected for the drafter
 
 
 class HostReads:
-    """The only place where the host waits for the device; it counts how often."""
+    """The only place where the host waits for the device; it counts how often, and for how many seconds."""
 
     def __init__(self) -> None:
         self.count = 0
+        self.seconds = 0.0
 
     def read(self, array: mx.array, along: Sequence[mx.array] = ()) -> list[int]:
         """Evaluate `array` [N] together with `along`, and give its numbers to the host."""
+        started = time.perf_counter()
         numbers = array.astype(mx.int32)
         mx.eval(numbers, *along)
-        self.count += 1
         values: list[int] = numbers.tolist()  # type: ignore[assignment]
+        self.count += 1
+        self.seconds += time.perf_counter() - started
         return values
 
 
 class State:
-    """Tokens t0..tn are committed; the caches hold t0..t(n-1); tn is the anchor.
+    """Tokens t0..tn are committed; the caches hold the first of them.
+
+    The others wait: many while a prompt is fed, afterwards tn alone, the anchor.
 
     Attributes:
         tokens: the committed ids.
@@ -59,21 +66,28 @@ class State:
         return self.cache.arrays + (self.context.arrays if self.context else [])
 
     @property
-    def _waiting(self) -> int:
+    def _unprojected(self) -> int:
         """Rows of the backlog."""
         return sum(taps[0].shape[0] for taps in self._backlog)
 
     @property
     def held(self) -> int:
         """Positions that both caches hold; less than the target's only after an interrupted commit."""
-        return min(self.cache.offset, self.context.offset + self._waiting) if self.context else self.cache.offset
+        return min(self.cache.offset, self.context.offset + self._unprojected) if self.context else self.cache.offset
 
-    def commit(self, tokens: Sequence[int], taps: Sequence[mx.array]) -> None:
-        """Keep the first rows of the last forward, one for each committed token, and the tokens themselves.
+    @property
+    def waiting(self) -> int:
+        """Committed tokens that the target's cache does not hold yet."""
+        return len(self.tokens) - self.cache.offset
 
-        The rows are those of the anchor and of all but the last token, which becomes the anchor.
-        """
-        self.keep(len(tokens), taps)
+    def wanted_taps(self, rows: int) -> tuple[int, ...]:
+        """The taps of a forward of `rows` waiting tokens: none where the drafter will see none of these rows."""
+        return self.taps if self.cache.offset + rows > self.seen_from(len(self.tokens)) else ()
+
+    def commit(self, rows: int, tokens: Sequence[int], taps: Sequence[mx.array]) -> None:
+        """Keep the first `rows` rows of the last forward, and the tokens that came after those that waited."""
+        unseen = self.seen_from(len(self.tokens)) - self.cache.offset
+        self.keep(rows, taps, min(rows, max(0, unseen)))
         self.tokens.extend(tokens)
 
     def keep(self, rows: int, taps: Sequence[mx.array], unseen: int = 0) -> None:
@@ -92,7 +106,7 @@ class State:
             self.context.skip_to(self.cache.offset - rows + unseen)
         if unseen < rows:
             self._backlog.append([tap[unseen:rows] for tap in taps])
-        if self._waiting >= BACKLOG_ROWS:
+        if self._unprojected >= BACKLOG_ROWS:
             self.project_backlog()
 
     def project_backlog(self) -> None:
@@ -106,6 +120,22 @@ class State:
             piece = [rows[begin : begin + context.max_rows] for rows in joined]
             drafter.extend(context, piece)
             context.advance(piece[0].shape[0])
+
+    def fork(self) -> State:
+        """Another state with this history, to go on from here on its own; rows are shared until one of them writes."""
+        other = copy(self)
+        other.tokens, other._backlog = list(self.tokens), list(self._backlog)
+        other.cache, other.context = self.cache.fork(), self.context.fork() if self.context else None
+        return other
+
+    def settle(self, reads: HostReads) -> None:
+        """Leave nothing to be computed, so that another thread may go on; what waits of a prompt is forgotten.
+
+        MLX computes an array in the thread that asked for it: what is not evaluated here, no other thread can use.
+        """
+        del self.tokens[self.cache.offset + 1 :]
+        self.project_backlog()
+        reads.read(mx.zeros((1,)), self.arrays)
 
     def seen_from(self, end: int) -> int:
         """The first position that the drafter is given of a prompt of `end` tokens: it can see no older one later.

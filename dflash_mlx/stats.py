@@ -16,8 +16,14 @@ class Round:
         committed: tokens handed out, the target's own one included.
         proposal: the drafted ids.
         tokens: the committed ids.
-        draft_s, verify_s: the split in seconds, `None` on rounds where it was not measured.
-        total_s: wall seconds of the round.
+        draft_s, verify_s: seconds that the host waited for the device's drafting and verifying. They are apart only
+            where it read twice, so that nothing overlapped; `None` on other rounds.
+        host_s: seconds of the round in which the host did not wait: building the graph, bookkeeping.
+        total_s: wall seconds of the round: host_s and the waits.
+        rest_s: wall seconds from the end of this stream's previous round, or of its prefill, to the begin of this one:
+            text, the caller's own work, steps without this stream.
+        streams: streams that got tokens from the round's forward.
+        rows: rows of that forward, the prefill of other streams included.
     """
 
     drafted: int
@@ -25,9 +31,13 @@ class Round:
     committed: int
     proposal: list[int]
     tokens: list[int]
-    draft_s: float | None
-    verify_s: float | None
-    total_s: float
+    draft_s: float | None = None
+    verify_s: float | None = None
+    host_s: float = 0.0
+    total_s: float = 0.0
+    rest_s: float = 0.0
+    streams: int = 1
+    rows: int = 1
 
 
 @dataclass

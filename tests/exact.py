@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+import grids
 import mlx.core as mx
 import numpy as np
 import reference
@@ -24,7 +25,6 @@ from dflash_mlx import choice
 from dflash_mlx.cache import Part
 from dflash_mlx.choice import Choice
 from dflash_mlx.options import Options
-from dflash_mlx.prefill import prefill
 from dflash_mlx.round import accept
 from dflash_mlx.state import HostReads, State
 
@@ -131,7 +131,7 @@ class Sampler:
     def _state(self, tokens: Tokens) -> State:
         """A session's state after the prompt and these tokens, the last of which is the anchor."""
         state = State(self.pair)
-        prefill(state, [*PROMPT, *tokens][:-1], Choice(Options(), 0), 2048, HostReads())
+        grids.prefill(state, [*PROMPT, *tokens][:-1], Choice(Options(), 0), 2048, HostReads())
         state.tokens[-1] = tokens[-1]
         return state
 

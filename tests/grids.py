@@ -25,9 +25,10 @@ from dflash_mlx import Session
 from dflash_mlx.choice import Choice
 from dflash_mlx.options import Options
 from dflash_mlx.output import Output
-from dflash_mlx.prefill import prefill, reuse
+from dflash_mlx.prefill import reuse
 from dflash_mlx.resources import find
-from dflash_mlx.round import decode_round
+from dflash_mlx.round import Work
+from dflash_mlx.round import step as one_step
 from dflash_mlx.state import HostReads, State
 from dflash_mlx.stats import Round
 from dflash_mlx.text import TextStream
@@ -188,6 +189,23 @@ class Drive:
     reads: int
 
 
+def prefill(
+    state: State,
+    prompt: Sequence[int],
+    choice: Choice,
+    step: int,
+    reads: HostReads,
+    output: Output | None = None,
+) -> int:
+    """Feed what the state does not hold of a prompt, in steps of at most `step`; returns the target's first token."""
+    output = output or Output(TextStream(None), (), 1)
+    state.tokens[state.cache.offset :] = prompt[state.cache.offset :]
+    while not output.tokens:
+        rows = min(step, state.cache.max_rows, state.waiting)
+        one_step([Work(state, choice, output, rows)], reads)
+    return output.tokens[-1]
+
+
 def drive(
     loaded: Any,
     prompt: Sequence[int],
@@ -203,10 +221,11 @@ def drive(
     choice = Choice(asked, asked.seed or 0)
     output = Output(TextStream(None), (), count)
     reuse(state, prompt)
-    output.take([prefill(state, prompt, choice, step, reads)])
+    prefill(state, prompt, choice, step, reads, output)
     rounds = []
     while not output.finish_reason:
-        rounds.append(decode_round(state, choice, min(next(lengths), output.wanted - 1), output, reads))
+        length = min(next(lengths), output.wanted - 1)
+        rounds += one_step([Work(state, choice, output, 1, length)], reads)
     return Drive(output.tokens, rounds, state, reads.count)
 
 

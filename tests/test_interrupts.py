@@ -66,7 +66,7 @@ class Stop(KeyboardInterrupt):
 
 @pytest.mark.parametrize("at", [7, 14, 40])
 def test_ctrl_c_during_the_prefill_leaves_a_usable_session(at, pair, prompt):
-    """In the callback after a step; no token was generated. What was fed stays where the drafter has its part too."""
+    """In the callback after a step; the last one gave the first token. What was fed stays where the drafter has it."""
     session, seen = Session(pair), []
 
     def on_prefill(done, total):
@@ -78,7 +78,7 @@ def test_ctrl_c_during_the_prefill_leaves_a_usable_session(at, pair, prompt):
         session.generate(prompt, prefill_step_size=7, on_prefill=on_prefill, **OPTIONS)
     assert seen[-1] == (at, 40)
     out = session.last_generation
-    assert (out.tokens, out.finish_reason) == ([], "cancelled")
+    assert (out.tokens, out.finish_reason) == (fresh(prompt, **OPTIONS).tokens[: at == 40], "cancelled")
     assert out.stats.rounds == []
     again = session.generate(prompt, **OPTIONS)
     assert again.stats.reused_tokens in (0, min(at, 39))
@@ -89,15 +89,15 @@ def test_ctrl_c_during_the_prefill_leaves_a_usable_session(at, pair, prompt):
 @pytest.mark.parametrize(
     ("where", "error", "number"),
     [
-        ("draft", Stop, 2),
+        ("draft", Stop, 4),
         ("verify", Stop, 1),
-        ("verify", MemoryError, 3),
-        ("accept", Stop, 3),
-        ("accept", MemoryError, 1),
+        ("verify", MemoryError, 5),
+        ("accept", Stop, 5),
+        ("accept", MemoryError, 2),
     ],
 )
 def test_an_interrupt_inside_a_round_leaves_a_usable_session(where, error, number, pair, prompt, monkeypatch):
-    """Right after a step of the round, when the caches' arrays are already others."""
+    """Right after a part of a step, when the caches' arrays are already others. Two steps feed the prompt."""
     step, count = getattr(round_module, where), [0]
 
     def failing(*arguments):
@@ -114,8 +114,8 @@ def test_an_interrupt_inside_a_round_leaves_a_usable_session(where, error, numbe
     monkeypatch.undo()
     out = session.last_generation
     assert out.finish_reason == "cancelled"
-    assert len(out.stats.rounds) == number - 1
-    assert out.tokens == whole.tokens[: 1 + sum(r.committed for r in out.stats.rounds)]
+    assert len(out.stats.rounds) == max(0, number - 3)
+    assert out.tokens == whole.tokens[: (number > 2) + sum(r.committed for r in out.stats.rounds)]
     check_usable(session)
 
 

@@ -12,7 +12,6 @@ from tiny import drafter_config, drafter_weights, target_weights, text_config, t
 from dflash_mlx import Session
 from dflash_mlx.choice import Choice
 from dflash_mlx.options import Options
-from dflash_mlx.prefill import prefill
 from dflash_mlx.round import draft
 from dflash_mlx.state import BACKLOG_ROWS, HostReads, State
 
@@ -31,7 +30,7 @@ def block_logits(state):
 def fresh(pair, tokens, step=grids.ALL_AT_ONCE):
     """A new state that was given all tokens but the last one, which it must choose itself."""
     state = State(pair)
-    prefill(state, tokens[:-1], Choice(Options(), 0), step, HostReads())
+    grids.prefill(state, tokens[:-1], Choice(Options(), 0), step, HostReads())
     assert state.tokens == tokens, "the text is not what the target says, so the states cannot be compared"
     return state
 
@@ -80,7 +79,7 @@ def test_proposals_after_rounds_of_all_widths(prompt, kind):
 def test_proposals_after_a_prompt_in_chunks(step):
     """A prompt of five windows; the chunks end inside, at and past the last window."""
     state = State(grids.pair(SHAPE))
-    prefill(state, grids.prompts(SHAPE)["5 windows"], Choice(Options(), 0), step, HostReads())
+    grids.prefill(state, grids.prompts(SHAPE)["5 windows"], Choice(Options(), 0), step, HostReads())
     check(state)
 
 
@@ -89,10 +88,10 @@ def test_proposals_after_a_long_prompt_have_the_whole_window(count):
     """The drafter is given the last part of the prompt only: as much as it can see."""
     prompt = (grids.prompts(SHAPE)["5 windows"] * 2)[:count]
     state = State(grids.pair(SHAPE))
-    prefill(state, prompt, Choice(Options(), 0), 7, HostReads())
+    grids.prefill(state, prompt, Choice(Options(), 0), 7, HostReads())
     check(state, step=1)
     lonely = State(grids.pair(SHAPE))
-    prefill(lonely, prompt[-11:], Choice(Options(), 0), 7, HostReads())
+    grids.prefill(lonely, prompt[-11:], Choice(Options(), 0), 7, HostReads())
     assert not (block_logits(lonely) == block_logits(state)).all()  # the comparison can tell contexts apart
 
 

@@ -57,7 +57,7 @@ def walk(pair, text, widths, accepts, poison=False):
         forward = pair.target(mx.array(rows, mx.uint32), [Part(state.cache, len(rows), len(rows))], state.taps)
         if width and state.context is not None:
             draft(state, Choice(Options(), 0), min(width, pair.block_size - 1))
-        state.commit(text[at + 1 : at + 2 + good], forward.taps)
+        state.commit(1 + good, text[at + 1 : at + 2 + good], forward.taps)
         mx.eval(forward.logits, state.arrays)
         logits.append(array(forward.logits)[: good + 1])
         taps.append(array(mx.concatenate(forward.taps, axis=-1))[: good + 1])

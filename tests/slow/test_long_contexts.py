@@ -12,7 +12,6 @@ from tiny import tiny_pair
 from dflash_mlx import load
 from dflash_mlx.choice import Choice
 from dflash_mlx.options import Options
-from dflash_mlx.prefill import prefill
 from dflash_mlx.state import HostReads, State
 
 pytestmark = pytest.mark.slow
@@ -59,7 +58,7 @@ def test_prefill_steps_leave_the_same_bits_everywhere():
     states = []
     for step in (1, 7, 35, 44, 45):
         state = State(pair)
-        prefill(state, prompt, Choice(Options(), 0), step, HostReads())
+        grids.prefill(state, prompt, Choice(Options(), 0), step, HostReads())
         states.append(state)
     first = states[0].cache
     visible = [p % first.ring for p in range(first.offset - first.window, first.offset)]
