@@ -80,12 +80,21 @@ class Encoder(nn.Module):
 class Drafter(nn.Module):
     """Drafts blocks at many anchors; the table and head are the target's and are passed in, never trained."""
 
+    layer, reach = BlockLayer, 0  # kind of layer; context is seen up to W + reach positions back
+
     def __init__(self, c=None, dtype=torch.float32):
         super().__init__()
         self.c, self.dtype = c or DRAFTER_CONFIG, dtype
-        self.encoder = Encoder(self.c)
-        self.layers = nn.ModuleList(BlockLayer(self.c) for _ in range(self.c["num_hidden_layers"]))
+        self.build_encoder()
+        self.layers = nn.ModuleList(self.layer(self.c) for _ in range(self.c["num_hidden_layers"]))
         self.norm = Norm(self.c["hidden_size"])
+
+    def build_encoder(self):
+        self.encoder = Encoder(self.c)
+
+    def context(self, features):
+        """Projected context [B, T, E] of the features [B, T, L*E]."""
+        return self.encoder(features)
 
     def hidden(self, features, ids, anchors, widths, table):
         """Final-norm rows of every block.
@@ -103,12 +112,12 @@ class Drafter(nn.Module):
         slots = flat + torch.arange(S)  # [B*N, S] absolute positions
         past = flat - W + torch.arange(W)  # [B*N, W] context positions, all left of the anchor
         rows = past.clamp(min=0) + torch.arange(B).repeat_interleave(N)[:, None] * T
-        seen = (past[:, None] >= 0) & (slots[:, :, None] - past[:, None] <= W)  # inclusive window of v1
+        seen = (past[:, None] >= 0) & (slots[:, :, None] - past[:, None] <= W + self.reach)
         own = (torch.arange(S) < widths.reshape(-1, 1))[:, None].expand(-1, S, -1)
         mask = torch.cat([seen, own], 2)[:, None]
         x = table[TOKEN["mask"]].expand(B * N, S, -1).clone()
         x[:, 0] = table[torch.gather(ids, 1, anchors).flatten()]
-        context = self.encoder(features.to(self.dtype))
+        context = self.context(features.to(self.dtype))
         turns = angles(torch.arange(T), size, theta), angles(slots, size, theta)
         for layer in self.layers:
             x = layer(x, self.dtype, context, turns[0], rows, mask, turns[1])
@@ -117,3 +126,22 @@ class Drafter(nn.Module):
     def logits(self, hidden, head):
         """Raw head logits in float32: no multiplier, no softcap."""
         return F.linear(hidden.to(self.dtype), head.to(self.dtype)).float()
+
+    @staticmethod
+    def cross_entropy(logits, label):
+        return F.cross_entropy(logits.flatten(0, -2), label.flatten(), reduction="none").view_as(label)
+
+    def losses(self, hidden, head, before, label):
+        """What training minimises in every slot, and what the drafter says there.
+
+        Args:
+            hidden: [..., E], final-norm rows.   head: [V, E].
+            before: [...] int64, the text's token before each slot.   label: [...] int64, the target's choice.
+        Returns: losses [...] float32, tokens [...] int64.
+        """
+        logits = self.logits(hidden, head)
+        return self.cross_entropy(logits, label), logits.argmax(-1)
+
+    def draft(self, hidden, head, anchors):
+        """Greedy tokens [..., S - 1] of the rows [..., S - 1, E] behind the anchors [...]."""
+        return self.logits(hidden, head).argmax(-1)

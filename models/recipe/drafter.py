@@ -1,4 +1,4 @@
-"""Train the v1 drafter of the pocket pair on its target's own continuations.
+"""Train a drafter of the pocket target, v1 or DFlash-2, on the target's own continuations.
 
 First a pool of continuations with the target's features is made (pool.pt), then blocks are trained at random
 anchors in it. Both steps resume after a kill; all that is random follows from the seed and a step number.
@@ -6,6 +6,7 @@ anchors in it. Both steps resume after a kill; all that is random follows from t
 Commands: python drafter.py --work WORK --make 0 2 &     (optional: two processes of one thread make the pool faster)
           python drafter.py --work WORK --make 1 2
           python drafter.py --work WORK
+          python drafter.py --work WORK --drafter drafter2
 """
 
 import argparse
@@ -17,10 +18,10 @@ import time
 import numpy as np
 import torch
 import torch.nn.functional as F
-from blocks import DRAFTER_CONFIG, Drafter
+from blocks import DRAFTER_CONFIG
 from continuations import chat_prompts, continuations, looping
-from lean import warm_stable_decay
-from publish import load_target, save_drafter
+from lean import parameters_by_kind, warm_stable_decay
+from publish import DRAFTERS, load_target, save_drafter
 from target import HERE, LENGTH, Windows, load_checkpoint, save_checkpoint
 from tokenizers import Tokenizer
 
@@ -99,31 +100,25 @@ def block_loss(drafter, pool, batch, table, head):
     hidden = drafter.hidden(pool["features"][rows], ids, anchors, widths, table)[:, :, 1:]
     places = (anchors[:, :, None] + torch.arange(S - 1)).flatten(1)
     choice = torch.gather(pool["choice"][rows], 1, places).view(*anchors.shape, S - 1)
-    said = torch.gather(ids, 1, places + 1).view_as(choice)
+    before, said = (torch.gather(ids, 1, at).view_as(choice) for at in (places, places + 1))
     on_path = F.pad((said == choice).cumprod(-1)[..., :-1], (1, 0), value=1).bool()
     weight = torch.exp(-torch.arange(S - 1) / FADE) * torch.where(on_path, 1.0, OFF_PATH)
     weight = weight * (torch.arange(1, S) < widths[..., None])
-    logits = drafter.logits(hidden, head)
-    losses = F.cross_entropy(logits.flatten(0, 2), choice.flatten(), reduction="none").view_as(weight)
-    hits = ((logits.argmax(-1) == choice) & on_path).cumprod(-1).sum(-1).float().mean()
+    losses, tokens = drafter.losses(hidden, head, before, choice)
+    hits = ((tokens == choice) & on_path).cumprod(-1).sum(-1).float().mean()
     return (losses * weight).sum() / weight.sum(), hits
 
 
 def optimisers(model):
-    matrices = [p for p in model.parameters() if p.ndim == 2]
+    matrices, rest = parameters_by_kind(model)
     muon = torch.optim.Muon(matrices, lr=MUON_RATE, weight_decay=0.05, momentum=0.95, adjust_lr_fn="original")
-    return [
-        muon,
-        torch.optim.AdamW(
-            [p for p in model.parameters() if p.ndim == 1], lr=ADAM_RATE, betas=(0.9, 0.95), weight_decay=0.0
-        ),
-    ]
+    return [muon, torch.optim.AdamW(rest, lr=ADAM_RATE, betas=(0.9, 0.95), weight_decay=0.0)]
 
 
-def train(work, target, total):
+def train(work, target, total, name):
     torch.manual_seed(SEED)
-    drafter = Drafter(dtype=torch.bfloat16)
-    opts, path, pool = optimisers(drafter), os.path.join(work, "drafter.pt"), read_pool(work)
+    drafter = DRAFTERS[name](dtype=torch.bfloat16)
+    opts, path, pool = optimisers(drafter), os.path.join(work, f"{name}.pt"), read_pool(work)
     first = load_checkpoint(path, drafter, opts)
     table, head = target.embed_tokens.weight, target.lm_head.weight
     loss_of, every = torch.compile(block_loss), list(drafter.parameters())
@@ -156,6 +151,7 @@ def main():
     parser.add_argument("--work", required=True)
     parser.add_argument("--out", default=os.path.join(HERE, "..", "pocket"))
     parser.add_argument("--total", type=int, default=TOTAL)
+    parser.add_argument("--drafter", default="drafter", choices=DRAFTERS, help="v1 or, as drafter2, DFlash-2")
     parser.add_argument("--make", nargs=2, type=int, metavar=("PART", "PARTS"), help="only make a part of the pool")
     args = parser.parse_args()
     torch.set_num_threads(1 if args.make else 2)
@@ -164,7 +160,7 @@ def main():
     part, parts = args.make or (0, 1)
     make_pool(args.work, target, tokenizer, range(part, POOL, parts))
     if not args.make:
-        save_drafter(train(args.work, target, args.total), os.path.join(args.out, "drafter"))
+        save_drafter(train(args.work, target, args.total, args.drafter), os.path.join(args.out, args.drafter))
 
 
 if __name__ == "__main__":

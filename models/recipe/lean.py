@@ -181,10 +181,13 @@ class Target(nn.Module):
         return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
 
 
+TABLES = ("embed_tokens", "lm_head", "codebook")
+
+
 def parameters_by_kind(model):
-    """(matrices for Muon, the rest for AdamW): the hidden projections against tables, head and norms."""
+    """(matrices for Muon, the rest for AdamW): the hidden projections against tables, head, norms and kernels."""
     names = dict(model.named_parameters())
-    matrices = [p for n, p in names.items() if p.ndim == 2 and not n.startswith(("embed_tokens", "lm_head"))]
+    matrices = [p for n, p in names.items() if p.ndim == 2 and not any(part in n for part in TABLES)]
     chosen = {id(p) for p in matrices}
     return matrices, [p for p in names.values() if id(p) not in chosen]
 

@@ -10,11 +10,14 @@ import os
 import numpy as np
 import torch
 from blocks import DRAFTER_CONFIG, Drafter
+from dflash2 import DFLASH2_CONFIG, Drafter2
 from lean import Matrix, Target
 from safetensors.torch import load_file, save_file
 from target import HERE, SEED, TEXT_CONFIG, TOKEN
 
 PREFIX = "model.language_model."
+DRAFTERS = {"drafter": Drafter, "drafter2": Drafter2}  # by the name of their folder
+CONFIGS = {Drafter: DRAFTER_CONFIG, Drafter2: DFLASH2_CONFIG}
 # transformers builds a vision tower whether or not the file has one; this one is as small as it allows.
 VISION_CONFIG = {
     "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "patch_size": 4,
@@ -69,10 +72,10 @@ def load_target(folder, dtype=torch.float32):
 
 
 def save_drafter(model, out):
-    """Write the flat config.json and model.safetensors of the drafter."""
+    """Write config.json and model.safetensors of a drafter."""
     os.makedirs(out, exist_ok=True)
     with open(os.path.join(out, "config.json"), "w") as file:
-        json.dump(DRAFTER_CONFIG, file, indent=2)
+        json.dump(CONFIGS[type(model)], file, indent=2)
     write_tensors({name: p.detach() for name, p in model.named_parameters()}, out)
 
 
@@ -89,7 +92,8 @@ def write_tensors(weights, out):
 
 
 def load_drafter(folder, dtype=torch.float32):
-    model = Drafter(dtype=dtype)
+    """The drafter that a folder's name says, with the published weights."""
+    model = DRAFTERS[os.path.basename(os.path.normpath(folder))](dtype=dtype)
     model.load_state_dict({name: w.float() for name, w in load_file(os.path.join(folder, "model.safetensors")).items()})
     return model.eval().requires_grad_(False)
 
