@@ -11,6 +11,7 @@ import mlx.core as mx
 from .cache import DrafterContext, Part, TargetCache
 from .config import TargetConfig
 from .errors import CheckpointError, InputError, must
+from .known import AUTO, drafter_for
 from .loading.build import Checkpoint, build, read_drafter, read_target
 from .loading.files import read_json
 from .loading.hub import resolve
@@ -21,7 +22,6 @@ from .resources import find
 from .text import load_tokenizer
 
 POCKET = "pocket"
-AUTO = "auto"
 KERNEL_CHOICES = ("auto", "stock", "metal")
 OPERATIONS = ("block_attention", "feature_fusion")
 
@@ -76,7 +76,8 @@ def load(
 
     Args:
         target: "pocket" (the embedded pair), a folder, or a hub id.
-        draft: a folder or a hub id; "auto" takes the target's known drafter; `None` decodes plainly.
+        draft: a folder or a hub id; "auto" takes the target's known drafter, "v1" or "dflash2" the known one of
+            that kind (models/known.toml); `None` decodes plainly.
         max_context: tokens that the memory plan is made for; default the most that fits, at most the model's.
         max_memory: bytes that may be used; default what the machine recommends.
         kernels: "auto", "stock" or "metal".
@@ -134,15 +135,17 @@ def _kernels(choice: str) -> dict[str, str]:
 
 
 def _paths(target: str | Path, draft: str | Path | None, notes: list[str]) -> tuple[Path, Path | None]:
-    """Folders of target and drafter; "auto" finds the drafter that is known for the target."""
+    """Folders of target and drafter; "auto" and names such as "dflash2" find a drafter that is known."""
     pocket = str(target) == POCKET
     target_path = find("models/pocket/target") if pocket else resolve(target)
     if draft is None:
         return target_path, None
+    local = not pocket and Path(target).expanduser().is_dir()
+    known = drafter_for(str(target), draft) if isinstance(draft, str) and not local else None
+    if known is not None:
+        return target_path, resolve(known)
     if str(draft) != AUTO:
         return target_path, resolve(draft)
-    if pocket:
-        return target_path, find("models/pocket/drafter")
     notes.append(f"No drafter is known for {target}: it decodes plainly. Give one with draft= (--draft).")
     return target_path, None
 

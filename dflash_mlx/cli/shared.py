@@ -77,8 +77,9 @@ def model_flags(command: Command) -> Command:
         ),
         click.option(
             "--draft",
-            metavar="FOLDER|HUB-ID",
-            help="The drafter: a folder or a hub id. Without it, the one that is known for the target.",
+            metavar="FOLDER|HUB-ID|NAME",
+            help="The drafter: a folder, a hub id, or v1 or dflash2 for a known target. Without it, the default "
+            "of a known target; models/known.toml lists them.",
         ),
         click.option("--no-draft", is_flag=True, help="Decode plainly, with the target alone."),
         click.option(
