@@ -54,8 +54,8 @@ class Convolution(nn.Module):
         """Sum of the row itself and the K - 1 before it; zeros stand before the anchor."""
         x = x.unflatten(-1, (self.groups, -1))
         base = self.base_kernel[side].unflatten(-1, (self.groups, -1)).to(x.dtype)
-        parts = [F.pad(x, (0, 0, 0, 0, t, 0))[:, : x.shape[1]] * (base[t] + rows[:, :, side, t]) for t in range(self.taps)]
-        return sum(parts).flatten(-2)
+        before = [F.pad(x, (0, 0, 0, 0, t, 0))[:, : x.shape[1]] for t in range(self.taps)]
+        return sum(v * (base[t] + rows[:, :, side, t]) for t, v in enumerate(before)).flatten(-2)
 
 
 class ConvolvedLayer(BlockLayer):
@@ -118,7 +118,7 @@ class Drafter2(Drafter):
         best = logits.detach().topk(selector.count, sorted=False).indices
         candidates = torch.cat([best, label[..., None]], -1)
         scores = selector.scores(hidden.to(self.dtype), logits, candidates, before)
-        known = (best == label[..., None])
+        known = best == label[..., None]
         twice = F.pad(known.any(-1, keepdim=True), (selector.count, 0))  # the label is its own last candidate
         spread = scores.masked_fill(twice, -torch.inf).logsumexp(-1)
         picks = best.gather(-1, scores[..., :-1].argmax(-1, keepdim=True))[..., 0]
