@@ -72,7 +72,7 @@ def test_a_known_target_on_the_hub_asks_for_this_drafter(draft, expected, hub):
     found = load(GLIMMER, draft=draft)
     assert hub == [GLIMMER, expected]
     assert found.drafter is not None
-    assert not [note for note in found.notes if "drafter" in note]
+    assert not [note for note in found.notes if "plainly" in note]
 
 
 def test_a_folder_that_is_given_wins_over_the_known_drafter(hub, tmp_path):
@@ -89,7 +89,7 @@ def test_no_drafter_is_loaded_where_none_is_wanted(hub):
 def test_a_target_without_a_known_drafter_decodes_plainly_and_says_so(hub):
     found = load("someone/Other-30B")
     assert hub == ["someone/Other-30B"]
-    [note] = [note for note in found.notes if "drafter" in note]
+    [note] = [note for note in found.notes if "plainly" in note]
     assert note == "No drafter is known for someone/Other-30B: it decodes plainly. Give one with draft= (--draft)."
     stats = dflash_mlx.generate(found, [1, 2, 3], max_tokens=3).stats
     assert stats.speculation.startswith("off")

@@ -4,7 +4,8 @@ The target's greedy text does not depend on the drafts, so it is made once with 
 every anchor of it, and rounds are walked over the result for each draft length. The block has all 16 slots
 (`full`) or only the anchor and the drafted ones (`narrow`). A round loops when the text up to its anchor does.
 
-Command: python acceptance.py --work WORK     writes WORK/acceptance.json
+Commands: python acceptance.py --work WORK                         writes WORK/acceptance_drafter.json
+          python acceptance.py --work WORK --drafter drafter2      writes WORK/acceptance_drafter2.json
 """
 
 import argparse
@@ -15,15 +16,15 @@ import numpy as np
 import torch
 from blocks import DRAFTER_CONFIG
 from continuations import chat_prompts, continuations, looping
-from publish import load_drafter, load_target
+from publish import DRAFTERS, load_drafter, load_target
 from target import HERE, TOKEN, Windows
 from tokenizers import Tokenizer
 
 SEED = 24
 PROMPTS, CHATS, NEW = 60, 20, 160  # held-out code prompts, chat prompts, tokens to continue
 SIZES = [32, 96, 160, 224]
-LENGTHS = [1, 2, 3, 4, 7, 15]
-NARROW = [4, 7]  # lengths that are also tried with a block of only length + 1 slots
+LENGTHS = [1, 2, 3, 4, 6, 7, 15]
+NARROW = [4, 6, 7]  # lengths that are also tried with a block of only length + 1 slots
 
 
 def held_prompts(work, tokenizer):
@@ -43,7 +44,7 @@ def predictions(drafter, features, ids, first, last, width, table, head):
     """Drafted tokens [last - first, S - 1] at the anchors first..last-1 of one sequence."""
     anchors = torch.arange(first, last)[None]
     hidden = drafter.hidden(features[None], ids[None], anchors, torch.full_like(anchors, width), table)
-    return drafter.logits(hidden[0, :, 1:], head).argmax(-1)
+    return drafter.draft(hidden[0, :, 1:], head, ids[anchors[0]])
 
 
 def walk(drafts, ids, first, last, length):
@@ -103,6 +104,8 @@ def summary(rounds):
                 entry[name] = {
                     "rounds": len(accepted),
                     "mean_accepted": round(float(accepted.mean()), 3),
+                    "mean_length": round(float(accepted.mean()) + 1, 3),
+                    "accepted_share": round(float(accepted.mean()) / k, 3),
                     "by_position": by,
                 }
         table.setdefault(block, {})[str(k)] = entry
@@ -113,10 +116,11 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--work", required=True)
     parser.add_argument("--out", default=os.path.join(HERE, "..", "pocket"))
+    parser.add_argument("--drafter", default="drafter", choices=DRAFTERS, help="v1 or, as drafter2, DFlash-2")
     args = parser.parse_args()
     torch.set_num_threads(2)
     target = load_target(os.path.join(args.out, "target"), torch.bfloat16)
-    drafter = load_drafter(os.path.join(args.out, "drafter"), torch.bfloat16)
+    drafter = load_drafter(os.path.join(args.out, args.drafter), torch.bfloat16)
     tokenizer = Tokenizer.from_file(os.path.join(args.out, "target", "tokenizer.json"))
     result = {}
     for kind, prompts in held_prompts(args.work, tokenizer).items():
@@ -128,7 +132,7 @@ def main():
         for block, rows in result[kind]["greedy"].items():
             for k, entry in rows.items():
                 print(f"  {block} block, draft length {k}:", {n: e["mean_accepted"] for n, e in entry.items()})
-    with open(os.path.join(args.work, "acceptance.json"), "w") as file:
+    with open(os.path.join(args.work, f"acceptance_{args.drafter}.json"), "w") as file:
         json.dump(result, file, indent=1)
 
 
