@@ -13,8 +13,9 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from dflash_mlx.chips import GIGA, find_chip
-from dflash_mlx.config import DrafterConfig, TargetConfig
+from dflash_mlx.config import TargetConfig
 from dflash_mlx.costs import BANDWIDTH_SHARE, COMPUTE_SHARE, Costs, Speeds, quantised_bytes, target_parameters
+from dflash_mlx.drafter_config import DrafterConfig
 from dflash_mlx.resources import find
 from dflash_mlx.toml_files import read_toml
 

@@ -30,6 +30,7 @@ from dflash_mlx.cache import DrafterContext, Part, TargetCache
 from dflash_mlx.choice import PROPOSAL, Choice, ProposalRule
 from dflash_mlx.noise import gumbel, position_keys, uniform
 from dflash_mlx.options import Options
+from dflash_mlx.slots import Slots
 from dflash_mlx.text import encode
 
 PROMPTS = [
@@ -147,7 +148,7 @@ def check_rules(
 ) -> None:
     """The proposals here are those of the package; rounding may turn one near tie."""
     for rule, mine in zip(RULES, proposed, strict=True):
-        package = Choice(options, seed, rule=rule).proposal(logits, len(history), history, multiplier)
+        package = Choice(options, seed, rule=rule).proposal(Slots(logits, multiplier), len(history), history)
         if np.sum(np.array(package) != mine) > 1:
             raise AssertionError(f"{rule}: {package.tolist()} from the package but {mine.tolist()} here")
 

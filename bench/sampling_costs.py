@@ -25,6 +25,7 @@ from dflash_mlx.choice import Choice
 from dflash_mlx.noise import gumbel, position_keys, uniform
 from dflash_mlx.options import Options
 from dflash_mlx.processors import Processors
+from dflash_mlx.slots import Slots
 
 VIEWS = {"Broadcast", "BroadcastAxes", "Reshape", "Flatten", "Unflatten", "ExpandDims", "Squeeze", "Slice", "Transpose"}
 ROWS, VOCAB = 16, 202_048
@@ -98,7 +99,7 @@ def a_round(options: Options, rows: int) -> Graph:
         choice = Choice(options, 1)
         if rows == 1:
             return [choice.target(logits, 100, history)]
-        proposal = choice.proposal(draft, 100, history, 0.2)
+        proposal = choice.proposal(Slots(draft, 0.2), 100, history)
         return [proposal, choice.target(logits, 100, history, proposal)]
 
     return graph

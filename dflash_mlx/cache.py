@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
-from .config import FULL, DrafterConfig, TargetConfig, max_rows, ring_rows
+from .config import FULL, TargetConfig, max_rows, ring_rows
+from .drafter_config import DrafterConfig
 from .errors import DFlashError, InputError, must
 from .kernels.block_attention import Block
 from .kernels.serving import Reach

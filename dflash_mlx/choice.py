@@ -3,7 +3,7 @@
 The choice at position p is argmax_v(log P_p(v) / temperature + g_p(v)) over the tokens that the filters keep,
 with Gumbel noise g_p drawn from a key that depends on (seed, choice index, p) alone. That is an exact sample of
 the filtered P_p (the Gumbel-max identity, Gumbel 1954), and it does not depend on what was drafted.
-Letters: M rows, V vocabulary.
+Letters: M rows, V vocabulary, N kept tokens of a row.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from .filters import Kept, keep
 from .noise import gumbel, position_keys, uniform
 from .options import Options
 from .processors import Processors
+from .slots import Slots, walk
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ class Choice:
         if len(self._processors):
             logits, codes = self._processors(logits, history, drafted)
         logits = self._penalised(self._biased(logits), history, drafted)
-        chosen = self._pick(logits, position, self.options.temperature)
+        chosen = self._scores(logits, position, self.options.temperature).best()
         self._shared = None
         self._vocab = logits.shape[-1]
         return chosen if codes is None else mx.where(codes > 0, self._vocab - 1 + codes, chosen)
@@ -91,21 +92,27 @@ class Choice:
             raise self._processors.failure(tokens[0] - self._vocab + 1)
         return good
 
-    def proposal(self, logits: mx.array, position: int, history: Sequence[int], multiplier: float = 1.0) -> mx.array:
+    def proposal(self, slots: Slots, position: int, history: Sequence[int]) -> mx.array:
         """The drafter's tokens for consecutive positions.
 
         Args:
-            logits: [M, V] float32 raw head logits, row i scoring position + i.
+            slots: what the drafter says, row i about position + i.
             position: of row 0.
             history: the committed tokens.
-            multiplier: the target's, for its logits.
         Returns:
             [M] uint32. Lazy.
         """
-        if self.rule.multiplied and multiplier != 1:
-            logits = logits * multiplier
+        logits, temperature = slots.logits, self.options.temperature * self.rule.c
+        if self.rule.multiplied and slots.multiplier != 1:
+            logits = logits * slots.multiplier
         logits = self._penalised(self._biased(logits), history, None)
-        return self._pick(logits, position, self.options.temperature * self.rule.c, spare=1)
+        scores = self._scores(logits, position, temperature, spare=1)
+        if slots.transitions is None:
+            return scores.best()
+        ids, scored = scores.largest(slots.candidates)
+        transitions = slots.transitions(ids)
+        path = walk(scored, transitions if temperature == 0 else transitions * _factor(temperature))
+        return mx.take_along_axis(ids, path[:, None], axis=-1)[:, 0]
 
     def _biased(self, logits: mx.array) -> mx.array:
         bias = self.options.logit_bias
@@ -132,17 +139,15 @@ class Choice:
         picked = mx.where(picked < 0, picked * penalty, picked / penalty)
         return mx.put_along_axis(logits, seen, picked, axis=-1)
 
-    def _pick(self, logits: mx.array, position: int, temperature: float, spare: int = 0) -> mx.array:
-        """argmax of the logits, or of the filtered logits over the temperature plus the noise."""
+    def _scores(self, logits: mx.array, position: int, temperature: float, spare: int = 0) -> Kept:
+        """What is compared: the logits, or the filtered logits over the temperature plus the noise."""
         if temperature == 0:
-            return mx.argmax(logits, axis=-1)
-        # From the maximum down, and a finite factor that is not 0: so a temperature tending to 0 tends to the argmax,
-        # one without bounds to the noise alone, and what was dropped stays dropped.
+            return Kept(logits, None)
+        # From the maximum down: so a temperature tending to 0 tends to the argmax, and what was dropped stays dropped.
         kept = keep(logits - mx.max(logits, axis=-1, keepdims=True), self.options)
         rows, vocab = logits.shape
         noise = self._noise(kept, position, rows, vocab, spare)
-        factor = min(max(1 / temperature, 1e-30), 1e30)
-        return kept.tokens(mx.argmax(kept.below * factor + noise, axis=-1))
+        return Kept(kept.below * _factor(temperature) + noise, kept.ids)
 
     def _noise(self, kept: Kept, position: int, rows: int, vocab: int, spare: int) -> mx.array:
         """The kept tokens' noise, [M, N]; a proposal's is kept for the target, which wants one row more (`spare`)."""
@@ -154,3 +159,8 @@ class Choice:
 
     def _keys(self, position: int, rows: int) -> mx.array:
         return position_keys(self.seed, self.index, position, rows)
+
+
+def _factor(temperature: float) -> float:
+    """1 / temperature, finite and not 0: a temperature without bounds tends to the noise alone."""
+    return min(max(1 / temperature, 1e-30), 1e30)

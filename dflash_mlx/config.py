@@ -1,4 +1,4 @@
-"""What the two models' config files say, parsed and checked once into frozen dataclasses.
+"""What a target's config file says, and what all models' files say, parsed and checked once into frozen dataclasses.
 
 Nothing is guessed: a field that is missing, contradictory or outside what the models support is a
 `CheckpointError` that names it.
@@ -17,7 +17,6 @@ SLIDING = "sliding_attention"
 FULL = "full_attention"
 RING_ALIGNMENT = 16  # rows; a kernel's key tile never crosses the end of a ring
 TARGET_MODEL_TYPES = ("muse_glimmer", "muse_glimmer_text")
-DRAFTER_MODEL_TYPES = ("muse_glimmer_assistant",)
 
 
 def ring_rows(window: int) -> int:
@@ -71,13 +70,11 @@ def _rope_layers(fields: Fields, types: tuple[str, ...], theta: float) -> tuple[
     return tuple(base != 0 for base in given)
 
 
-def _check_family(raw: Mapping[str, Any], known: tuple[str, ...], what: str) -> None:
+def check_family(raw: Mapping[str, Any], known: tuple[str, ...], what: str) -> None:
     found = raw.get("model_type")
     if found not in known:
         expected = " or ".join(f"'{name}'" for name in known)
         todo = f"This folder holds no {what}; check --model and --draft."
-        if "DFlash2DraftModel" in (raw.get("architectures") or ()):
-            todo = "DFlash-2 drafters are not supported yet; take a v1 drafter (muse_glimmer_assistant)."
         raise CheckpointError(must("config", f"model_type of the {what}", expected, repr(found), todo))
 
 
@@ -102,7 +99,7 @@ class Shape:
     window: int
 
 
-def _shape(fields: Fields) -> dict[str, Any]:
+def shape_fields(fields: Fields) -> dict[str, Any]:
     """The fields of `Shape`, checked."""
     heads, kv_heads = fields.integer("num_attention_heads"), fields.integer("num_key_value_heads")
     if heads % kv_heads:
@@ -144,11 +141,11 @@ class TargetConfig(Shape):
         Raises:
             CheckpointError: a field is missing, contradictory or unsupported, or another family's.
         """
-        _check_family(raw, TARGET_MODEL_TYPES, "Muse Glimmer target")
+        check_family(raw, TARGET_MODEL_TYPES, "Muse Glimmer target")
         fields = Fields(raw, "text_config")
         fields.expect("hidden_activation", "silu")
         fields.expect("attention_bias", False)
-        shape, vocab = _shape(fields), fields.integer("vocab_size")
+        shape, vocab = shape_fields(fields), fields.integer("vocab_size")
         types = _layer_types(fields, shape["num_layers"])
         return cls(
             **shape,
@@ -173,71 +170,3 @@ class TargetConfig(Shape):
     @property
     def full_layers(self) -> int:
         return sum(kind == FULL for kind in self.layer_types)
-
-
-@dataclass(frozen=True)
-class DrafterConfig(Shape):
-    """A DFlash v1 drafter. Source: transformers 5.24, `muse_glimmer_assistant`."""
-
-    block_size: int
-    mask_token_id: int
-    taps: tuple[int, ...]
-    vocab_size: int | None = None  # checked against the target where the file says it
-    num_target_layers: int | None = None
-
-    @classmethod
-    def from_dict(cls, raw: Mapping[str, Any]) -> DrafterConfig:
-        """Parse a drafter's `config.json`: flat, or with block fields nested under `dflash_config`.
-
-        Raises:
-            CheckpointError: a field is missing, contradictory or unsupported, or another family's.
-        """
-        _check_family(raw, DRAFTER_MODEL_TYPES, "DFlash drafter")
-        fields = Fields(raw, "dflash_config")
-        fields.expect("hidden_act", "silu")
-        shape, block, taps = _shape(fields), fields.integer("block_size", 2), fields.integers("target_layer_ids")
-        layers, window = shape["num_layers"], shape["window"]
-        types = fields.typed("layer_types", (list, tuple), "a list")
-        if types is not None and (len(types) != layers or any(kind != SLIDING for kind in types)):
-            todo = "Only drafters whose layers all slide are supported."
-            raise CheckpointError(must("config", "layer_types", f"{layers} times '{SLIDING}'", repr(types), todo))
-        if not taps or list(taps) != sorted(set(taps)):
-            expected = "a non-empty increasing list of target layers"
-            raise CheckpointError(must("config", "target_layer_ids", expected, list(taps), SAME_RELEASE + "."))
-        if block > max_rows(window):
-            expected = f"at most {max_rows(window)} with a window of {window}"
-            raise CheckpointError(must("config", "block_size", expected, block, SAME_RELEASE + "."))
-        return cls(
-            **shape,
-            block_size=block,
-            mask_token_id=fields.integer("mask_token_id", 0),
-            taps=taps,
-            vocab_size=fields.get("vocab_size"),
-            num_target_layers=fields.get("num_target_layers"),
-        )
-
-    def check_fits(self, target: TargetConfig) -> None:
-        """The drafter reads this target's features, table and head.
-
-        Raises:
-            CheckpointError: hidden size, taps or mask token do not fit the target.
-        """
-        todo = "This drafter belongs to another target."
-        if self.hidden_size != target.hidden_size:
-            expected = f"the target's {target.hidden_size}"
-            raise CheckpointError(must("config", "hidden_size of the drafter", expected, self.hidden_size, todo))
-        if self.taps[-1] >= target.num_layers:
-            expected = f"layers below {target.num_layers}"
-            raise CheckpointError(must("config", "target_layer_ids", expected, list(self.taps), todo))
-        if self.num_target_layers not in (None, target.num_layers):
-            expected = f"the target's {target.num_layers}"
-            raise CheckpointError(must("config", "num_target_layers", expected, self.num_target_layers, todo))
-        if self.vocab_size not in (None, target.vocab_size):
-            expected = f"the target's {target.vocab_size}"
-            raise CheckpointError(must("config", "vocab_size of the drafter", expected, self.vocab_size, todo))
-        if self.mask_token_id >= target.vocab_size:
-            expected = f"a token below the target's vocabulary of {target.vocab_size}"
-            raise CheckpointError(must("config", "mask_token_id", expected, self.mask_token_id, todo))
-        if self.block_size > target.max_rows:
-            expected = f"at most {target.max_rows} with the target's window of {target.window}"
-            raise CheckpointError(must("config", "block_size", expected, self.block_size, todo))

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from .chips import Chip
-from .config import DrafterConfig, Shape, TargetConfig
+from .config import Shape, TargetConfig
+from .drafter_config import DFlash2Config, DrafterConfig
 
 LOGIT_BYTES = 4  # logits are float32
 # Both were fitted to published runs of stock MLX and others; what they leave unexplained stands in docs/measuring.md.
@@ -68,7 +69,16 @@ def target_parameters(config: TargetConfig) -> dict[str, int]:
 def drafter_parameters(config: DrafterConfig) -> dict[str, int]:
     """Parameters by part; "projection" joins the taps."""
     width, layers = config.hidden_size, config.num_layers
-    return {
+    second = {}
+    if isinstance(config, DFlash2Config):
+        assert config.vocab_size is not None
+        kernels = 2 * config.kernel_size * width
+        second = {
+            "convolutions": layers * 2 * (kernels + kernels // config.group_size * width),
+            "selector": config.rank * width,
+            "codebooks": 2 * config.vocab_size * config.rank,  # of which a block reads a few rows
+        }
+    return second | {
         "projection": len(config.taps) * width * width,
         "attention": layers * _attention(config),
         "mlp": layers * _mlp(config),
@@ -145,7 +155,7 @@ class Costs:
         config = self.drafter
         assert config is not None
         parameters = drafter_parameters(config)
-        layers = parameters["attention"] + parameters["mlp"]
+        layers = sum(parameters.get(part, 0) for part in ("attention", "mlp", "convolutions", "selector"))
         head = self.target.vocab_size * config.hidden_size
         return {
             "drafter": Work(layers * self.drafter_weight_bytes, 2 * layers * slots * streams),

@@ -49,8 +49,8 @@ class Fields:
             raise CheckpointError(must("config", name, expected, repr(value), SAME_RELEASE + "."))
         return value
 
-    def number(self, name: str) -> float:
-        value = self.require(name)
+    def number(self, name: str, default: float | None = None) -> float:
+        value = self.require(name) if default is None else self.get(name, default)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
             raise CheckpointError(must("config", name, "a number above 0", repr(value), SAME_RELEASE + "."))
         return float(value)

@@ -18,7 +18,10 @@ PIECE = 2048  # a row this long is sorted in one launch on a GPU, in its fast me
 
 
 class Kept(NamedTuple):
-    """What the filters keep: `below` [M, N] with -inf for what is dropped, of the tokens `ids` [M, N] (`None`: all)."""
+    """What the filters keep: `below` [M, N] with -inf for what is dropped, of the tokens `ids` [M, N] (`None`: all).
+
+    The tokens' scores, which are made from `below`, are kept in the same form.
+    """
 
     below: mx.array
     ids: mx.array | None
@@ -27,9 +30,15 @@ class Kept(NamedTuple):
         """Numbers of the kept tokens out of rows of the vocabulary, [M, V] -> [M, N]."""
         return rows if self.ids is None else mx.take_along_axis(rows, self.ids, axis=-1)
 
-    def tokens(self, columns: mx.array) -> mx.array:
-        """Token ids of columns, [M] -> [M]."""
+    def best(self) -> mx.array:
+        """The token of each row's largest number, [M]."""
+        columns = mx.argmax(self.below, axis=-1)
         return columns if self.ids is None else mx.take_along_axis(self.ids, columns[:, None], axis=-1)[:, 0]
+
+    def largest(self, count: int) -> tuple[mx.array, mx.array]:
+        """The tokens of each row's largest numbers, in no order, and these numbers, [M, K]; K is at most N."""
+        numbers, columns = most_likely(self.below, min(count, self.below.shape[-1]))
+        return columns if self.ids is None else mx.take_along_axis(self.ids, columns, axis=-1), numbers
 
 
 def keep(below: mx.array, options: Options) -> Kept:

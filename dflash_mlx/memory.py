@@ -8,8 +8,9 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from .config import DrafterConfig, TargetConfig, ring_rows
+from .config import TargetConfig, ring_rows
 from .costs import cache_row_bytes
+from .drafter_config import DrafterConfig
 from .errors import MemoryPlanError, must
 
 PREFILL_STEP = 2048  # tokens; the default upper bound of one prefill forward

@@ -12,7 +12,7 @@ from .cache import DrafterContext, Part, TargetCache
 from .config import TargetConfig
 from .errors import CheckpointError, InputError, must
 from .known import AUTO, drafter_for
-from .loading.build import Checkpoint, build, read_drafter, read_target
+from .loading.build import Checkpoint, build, drafter_model, read_drafter, read_target
 from .loading.files import read_json
 from .loading.hub import resolve
 from .memory import MemoryPlan, Sizes, keep_resident, plan_memory
@@ -59,6 +59,11 @@ class Pair:
         """Slots of the drafter's block, the anchor's included; 1 without a drafter."""
         return self.drafter.config.block_size if self.drafter else 1
 
+    @property
+    def drafter_kind(self) -> str | None:
+        """ "DFlash v1" or "DFlash-2", as the checkpoint's own fields say; `None` without a drafter."""
+        return self.drafter.generation if self.drafter else None
+
     def without_drafter(self) -> Pair:
         """The same target for plain decoding: no drafter work at all."""
         return replace(self, drafter=None, drafter_path=None)
@@ -104,9 +109,11 @@ def load(
 
     model = MuseGlimmer(config)
     build(model, checkpoint)
-    drafter = DFlash(found[1]) if found else None
+    drafter = drafter_model(found[1]) if found else None
     if drafter and found:
         build(drafter, found[0])
+        if drafter.generation != DFlash.generation:
+            notes.append(f"The drafter is a {drafter.generation}, as its config's own fields say.")
     _prove(model, drafter, checkpoint)
     return Pair(
         target=model,
@@ -174,7 +181,10 @@ def _prove(target: MuseGlimmer, drafter: DFlash | None, checkpoint: Checkpoint) 
         drafter.extend(context, forward.taps)
         context.advance(1)
         block = mx.full((drafter.config.block_size,), drafter.config.mask_token_id, dtype=mx.uint32)
-        proofs["the drafter's first logits"] = drafter.draft_logits(block, context, target, 1)
+        slots = drafter.draft(block, context, target, 1)
+        proofs["the drafter's first logits"] = slots.logits
+        if slots.transitions:
+            proofs["the selector's first scores"] = slots.transitions(token[None])
     for name, logits in proofs.items():
         if logits is None or not bool(mx.all(mx.isfinite(logits))):
             todo = "A weight is broken: download or convert the checkpoint again."

@@ -90,9 +90,8 @@ def draft(state: State, choice: Choice, length: int) -> mx.array:
     state.project_backlog()
     masks = [drafter.config.mask_token_id] * length
     block = mx.array([state.tokens[-1], *masks], dtype=mx.uint32)
-    logits = drafter.draft_logits(block, context, state.pair.target, length)
-    multiplier = state.pair.target.config.output_multiplier
-    return choice.proposal(logits, len(state.tokens), state.tokens, multiplier)
+    slots = drafter.draft(block, context, state.pair.target, length)
+    return choice.proposal(slots, len(state.tokens), state.tokens)
 
 
 def verify(work: Sequence[Work], proposals: Sequence[mx.array]) -> tuple[list[mx.array], list[list[mx.array]]]:

@@ -24,8 +24,10 @@ from tiny import target_weights, text_config, tiny_specs
 from dflash_mlx import choice
 from dflash_mlx.cache import Part
 from dflash_mlx.choice import Choice
+from dflash_mlx.filters import Kept
 from dflash_mlx.options import Options
 from dflash_mlx.round import accept
+from dflash_mlx.slots import Slots
 from dflash_mlx.state import HostReads, State
 
 Tokens = tuple[int, ...]
@@ -103,9 +105,9 @@ class Seeds(Choice):
         super().__init__(options, 0)
         self._seeds = seeds
 
-    def _pick(self, logits: mx.array, position: int, temperature: float, spare: int = 0) -> mx.array:
+    def _scores(self, logits: mx.array, position: int, temperature: float, spare: int = 0) -> Kept:
         self._block = logits.shape[0]
-        return super()._pick(mx.tile(logits, (len(self._seeds), 1)), position, temperature, spare)
+        return super()._scores(mx.tile(logits, (len(self._seeds), 1)), position, temperature, spare)
 
     def _keys(self, position: int, rows: int) -> mx.array:
         return mx.concatenate([choice.position_keys(seed, self.index, position, self._block) for seed in self._seeds])
@@ -171,9 +173,8 @@ class Sampler:
         """One round for seeds that stand at the same place."""
         history, proposals = [*PROMPT, *tokens], dict.fromkeys(seeds, ())
         if drafted:
-            rows = self.draft_rows(tokens)
-            multiplier = self.pair.target.config.output_multiplier
-            drawn = Seeds(self.options, seeds).proposal(rows, len(history), history, multiplier)
+            slots = Slots(self.draft_rows(tokens), self.pair.target.config.output_multiplier)
+            drawn = Seeds(self.options, seeds).proposal(slots, len(history), history)
             proposals = dict(zip(seeds, map(tuple, drawn.reshape(len(seeds), -1).tolist()), strict=True))
         for proposal, group in _groups(proposals).items():
             block, rows = mx.array(proposal, dtype=mx.uint32), self.target_rows(tokens, proposal)

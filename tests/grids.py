@@ -29,6 +29,7 @@ from dflash_mlx.prefill import reuse
 from dflash_mlx.resources import find
 from dflash_mlx.round import Work
 from dflash_mlx.round import step as one_step
+from dflash_mlx.slots import Slots
 from dflash_mlx.state import HostReads, State
 from dflash_mlx.stats import Round
 from dflash_mlx.text import TextStream
@@ -162,16 +163,16 @@ class Tutor:
         self._drafter, self._tokens, self._right, self._seed = drafter, list(tokens), right, seed
         self.config, self.dtype, self.extend = drafter.config, drafter.dtype, drafter.extend
 
-    def draft_logits(self, block: mx.array, context: Any, target: Any, rows: int) -> mx.array:
-        """The real logits with the scripted token raised above all others."""
-        logits = self._drafter.draft_logits(block, context, target, rows)
+    def draft(self, block: mx.array, context: Any, target: Any, rows: int) -> Slots:
+        """What the real drafter says, with the scripted token's logit raised above all others."""
+        slots = self._drafter.draft(block, context, target, rows)
         draw = random.Random(f"{self._seed} {context.offset}")
-        vocab, first = logits.shape[-1], context.offset + 1
+        vocab, first = slots.logits.shape[-1], context.offset + 1
         known = [*self._tokens, *[0] * (first + rows)][first : first + rows]
         wrong = [0 if draw.random() < self._right else draw.randrange(1, vocab) for _ in known]
         scripted = mx.array([(token + by) % vocab for token, by in zip(known, wrong, strict=True)])
         raised = mx.arange(vocab)[None] == scripted[:, None]
-        return mx.where(raised, 1e4, logits)
+        return slots._replace(logits=mx.where(raised, 1e4, slots.logits))
 
 
 def tutored(loaded: Any, tokens: Sequence[int], right: float = 0.8, seed: int = 0) -> Any:

@@ -5,9 +5,10 @@ Canonical is mlx-lm's naming: `model.layers.0.self_attn.q_proj.weight`, `lm_head
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
-from specs import SLIDING, DrafterSpec, TargetSpec, uniform
+from specs import SLIDING, Drafter2Spec, DrafterSpec, TargetSpec, uniform
 from stored import Weights
 
 LAYOUTS = ("transformers", "flat", "legacy", "mlx-lm", "mlx-vlm")
@@ -98,7 +99,9 @@ def target_config(spec: TargetSpec, layout: str = "transformers", dtype: str = "
 
 
 def drafter_config(spec: DrafterSpec, dtype: str = "float32") -> dict[str, Any]:
-    """The drafter's flat `config.json` as published."""
+    """The drafter's `config.json` as published: v1's is flat, DFlash-2's has a nested part."""
+    if isinstance(spec, Drafter2Spec):
+        return _second_config(spec, dtype)
     return {
         "architectures": ["MuseGlimmerAssistantModel"],
         "model_type": "muse_glimmer_assistant",
@@ -119,6 +122,34 @@ def drafter_config(spec: DrafterSpec, dtype: str = "float32") -> dict[str, Any]:
         "target_layer_ids": list(spec.taps),
         "dtype": dtype,
     }
+
+
+def _second_config(spec: Drafter2Spec, dtype: str) -> dict[str, Any]:
+    """A DFlash-2 drafter's; fields whose value is `None` are left out."""
+    flat = drafter_config(
+        DrafterSpec(**{field.name: getattr(spec, field.name) for field in fields(DrafterSpec)}), dtype
+    )
+    nested = {name: flat.pop(name) for name in ("block_size", "mask_token_id", "target_layer_ids")} | {
+        "conv_group_size": spec.group,
+        "conv_kernel_size": spec.kernel,
+        "selector_rank": spec.rank,
+        "selector_top_k": spec.candidates,
+        "output_multiplier": spec.multiplier,
+        "final_logit_softcapping": spec.softcap,
+        "input_embedding_scale": spec.embedding_scale,
+    }
+    flat |= {
+        "architectures": ["DFlash2DraftModel"],
+        "model_type": "qwen3",
+        "use_sliding_window": True,
+        "max_window_layers": spec.layers,
+        "attention_bias": False,
+        "tie_word_embeddings": False,
+        "vocab_size": spec.vocab,
+        "is_causal": spec.causal,
+        "dflash_config": {name: value for name, value in nested.items() if value is not None},
+    }
+    return {name: value for name, value in flat.items() if value is not None}
 
 
 def vision_tensors(prefix: str, hidden: int) -> Weights:

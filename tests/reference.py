@@ -114,40 +114,109 @@ def drafter_forward(
     block_ids: Sequence[int],
     start: int = 0,
 ) -> Array:
-    """A v1 drafter's logits for a block after a whole context.
+    """A drafter's logits for a block after a whole context; arguments as in `drafter_hidden`.
+
+    Args:
+        head: [V, E] the target's raw head.
+    Returns:
+        [S-1, V] float64 of slots 1..S-1: v1's raw, DFlash-2's multiplied and capped.
+    """
+    hidden = drafter_hidden(config, weights, table, features, block_ids, start)
+    logits = hidden @ np.asarray(head, np.float64).T
+    if "dflash_config" in config:
+        said = config["dflash_config"]
+        logits = logits * said.get("output_multiplier", 1.0)
+        cap = said.get("final_logit_softcapping")
+        logits = cap * np.tanh(logits / cap) if cap else logits
+    return logits
+
+
+def drafter_hidden(
+    config: Mapping[str, Any],
+    weights: Weights,
+    table: Array,
+    features: Array,
+    block_ids: Sequence[int],
+    start: int = 0,
+) -> Array:
+    """A drafter's last hidden rows for a block after a whole context, v1's or DFlash-2's.
 
     Args:
         config: the drafter's `config.json`.
         weights: names without prefix, any float dtype.
-        table: [V, E] the target's raw embedding table; head: [V, E] its raw head.
+        table: [V, E] the target's raw embedding table.
         features: [n, L*E] taps of positions start..start+n-1, joined on the last axis.
         block_ids: S ids at the positions after them: the anchor, then mask tokens.
         start: the first position that there is any context of.
     Returns:
-        [S-1, V] float64 raw head logits of slots 1..S-1 (no multiplier, no soft cap).
+        [S-1, E] float64 of slots 1..S-1, after the final norm.
     """
-    w = in_double(weights)
+    w, said = in_double(weights), config.get("dflash_config", {})
+    second = bool(said)
     eps, window, theta = config["rms_norm_eps"], config["sliding_window"], config["rope_parameters"]["rope_theta"]
     query_heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
-    fused = np.asarray(features, np.float64) @ w["encoder.fc.weight"].T
-    context = rms(fused, eps) * w["encoder.output_norm_enc.weight"]
-    x = np.asarray(table, np.float64)[np.asarray(block_ids)]
+    fused = np.asarray(features, np.float64) @ w["fc.weight" if second else "encoder.fc.weight"].T
+    context = rms(fused, eps) * w["hidden_norm.weight" if second else "encoder.output_norm_enc.weight"]
+    x = np.asarray(table, np.float64)[np.asarray(block_ids)] * said.get("input_embedding_scale", 1.0)
     keys = start + np.arange(len(context) + len(x))
     rows = keys[len(context) :]
-    visible = np.abs(rows[:, None] - keys[None]) <= window
+    distance = rows[:, None] - keys[None]
+    visible = np.abs(distance) < window if second else np.abs(distance) <= window
+    if second and config.get("is_causal", True):
+        visible &= distance >= 0
     for i in range(config["num_hidden_layers"]):
         at = f"layers.{i}."
         n = rms(x, eps) * w[f"{at}input_layernorm.weight"]
-        both = np.concatenate([context, n])
-        q = rms(heads(n @ w[f"{at}self_attn.q_proj.weight"].T, query_heads), eps) * w[f"{at}self_attn.q_norm.weight"]
+        given = convolved(n, n, w, f"{at}attention_conv", 0) if second else n
+        both = np.concatenate([context, given])
+        q = heads(given @ w[f"{at}self_attn.q_proj.weight"].T, query_heads)
+        q = rms(q, eps) * w[f"{at}self_attn.q_norm.weight"]
         k = rms(heads(both @ w[f"{at}self_attn.k_proj.weight"].T, kv_heads), eps) * w[f"{at}self_attn.k_norm.weight"]
         v = heads(both @ w[f"{at}self_attn.v_proj.weight"].T, kv_heads)
-        mixed = attention(rope(q, rows, theta), rope(k, keys, theta), v, visible)
-        x = x + mixed @ w[f"{at}self_attn.o_proj.weight"].T
+        mixed = attention(rope(q, rows, theta), rope(k, keys, theta), v, visible) @ w[f"{at}self_attn.o_proj.weight"].T
+        x = x + (convolved(mixed, n, w, f"{at}attention_conv", 1) if second else mixed)
         n = rms(x, eps) * w[f"{at}post_attention_layernorm.weight"]
-        gated = silu(n @ w[f"{at}mlp.gate_proj.weight"].T) * (n @ w[f"{at}mlp.up_proj.weight"].T)
-        x = x + gated @ w[f"{at}mlp.down_proj.weight"].T
-    return (rms(x, eps) * w["norm.weight"])[1:] @ np.asarray(head, np.float64).T
+        given = convolved(n, n, w, f"{at}mlp_conv", 0) if second else n
+        gated = silu(given @ w[f"{at}mlp.gate_proj.weight"].T) * (given @ w[f"{at}mlp.up_proj.weight"].T)
+        mixed = gated @ w[f"{at}mlp.down_proj.weight"].T
+        x = x + (convolved(mixed, n, w, f"{at}mlp_conv", 1) if second else mixed)
+    return (rms(x, eps) * w["norm.weight"])[1:]
+
+
+def convolved(y: Array, n: Array, w: Weights, at: str, side: int) -> Array:
+    """One side of a DFlash-2 convolution of y [S, E], row by row and channel by channel, as the formula stands."""
+    base, projection = w[f"{at}.base_kernel"], w[f"{at}.kernel_projection.weight"]
+    _, taps, width = base.shape
+    groups = len(projection) // (2 * taps)
+    dynamic = (n @ projection.T).reshape(len(n), 2, taps, groups)
+    out = np.zeros_like(y)
+    for t in range(len(y)):
+        for back in range(min(taps, t + 1)):
+            for c in range(width):
+                coefficient = base[side, back, c] + dynamic[t, side, back, c // (width // groups)]
+                out[t, c] += coefficient * y[t - back, c]
+    return out
+
+
+def selected(
+    config: Mapping[str, Any], weights: Weights, hidden: Array, logits: Array, anchor: int
+) -> tuple[list[int], float]:
+    """A DFlash-2 selector's greedy walk over slots' hidden rows [M, E] and logits [M, V], slot after slot.
+
+    Returns:
+        The M tokens, and the smallest lead of a slot's best candidate over its second.
+    """
+    w, count = in_double(weights), config["dflash_config"]["selector_top_k"]
+    before, found, lead = anchor, [], np.inf
+    for row, scores in zip(hidden @ w["candidate_selector.hidden_projection.weight"].T, logits, strict=True):
+        ids = np.argsort(-scores)[:count]
+        code = w["candidate_selector.predecessor_codebook"][before] * row
+        total = scores[ids] + w["candidate_selector.successor_codebook"][ids] @ code
+        order = np.argsort(-total)
+        lead = min(lead, total[order[0]] - total[order[1]], scores[ids[-1]] - np.sort(scores)[-count - 1])
+        before = int(ids[order[0]])
+        found.append(before)
+    return found, float(lead)
 
 
 def greedy(config: Mapping[str, Any], weights: Weights, prompt: Sequence[int], count: int) -> list[int]:

@@ -74,6 +74,21 @@ class DrafterSpec:
     seed: int = 1
 
 
+@dataclass(frozen=True)
+class Drafter2Spec(DrafterSpec):
+    """Sizes of a tiny DFlash-2 drafter; `vocab` has to fit the target."""
+
+    vocab: int = 509
+    kernel: int = 2
+    group: int = 16
+    rank: int = 24
+    candidates: int = 7
+    causal: bool | None = False
+    multiplier: float = 0.61
+    softcap: float | None = 20.0
+    embedding_scale: float | None = None
+
+
 @lru_cache(maxsize=4096)
 def _uniform(name: str, shape: tuple[int, ...], deviation: float, seed: int, mean: float) -> np.ndarray:
     random = np.random.RandomState(zlib.crc32(f"{seed}:{name}".encode()))
@@ -122,7 +137,27 @@ def drafter_weights(spec: DrafterSpec) -> Weights:
         shapes[f"{block}self_attn.q_norm"] = shapes[f"{block}self_attn.k_norm"] = (spec.head_dim,)
         shapes[f"{block}mlp.gate_proj"] = shapes[f"{block}mlp.up_proj"] = (spec.intermediate, spec.hidden)
         shapes[f"{block}mlp.down_proj"] = (spec.hidden, spec.intermediate)
-    return {f"{name}.weight": _draw(name, shape, spec.seed, centred=False) for name, shape in shapes.items()}
+    weights = {f"{name}.weight": _draw(name, shape, spec.seed, centred=False) for name, shape in shapes.items()}
+    return weights | _second(weights, spec) if isinstance(spec, Drafter2Spec) else weights
+
+
+def _second(first: Weights, spec: Drafter2Spec) -> Weights:
+    """A DFlash-2 drafter's own tensors as published, in place of those with v1's names (which are taken out)."""
+    weights = {"fc.weight": first.pop("encoder.fc.weight")}
+    weights["hidden_norm.weight"] = first.pop("encoder.output_norm_enc.weight")
+    groups = spec.hidden // spec.group
+    for conv in (f"layers.{i}.{name}_conv" for i in range(spec.layers) for name in ("attention", "mlp")):
+        base = uniform(f"{conv}.base_kernel", (2, spec.kernel, spec.hidden), 0.3, spec.seed)
+        base[:, 0] += 1
+        weights[f"{conv}.base_kernel"] = base
+        name = f"{conv}.kernel_projection"
+        weights[f"{name}.weight"] = _draw(name, (2 * spec.kernel * groups, spec.hidden), spec.seed)
+    selector = "candidate_selector."
+    for name in ("predecessor_codebook", "successor_codebook"):
+        weights[selector + name] = uniform(selector + name, (spec.vocab, spec.rank), 0.7, spec.seed)
+    name = f"{selector}hidden_projection"
+    weights[f"{name}.weight"] = _draw(name, (spec.rank, spec.hidden), spec.seed)
+    return weights
 
 
 def _draw(name: str, shape: tuple[int, ...], seed: int, centred: bool = True) -> np.ndarray:
@@ -137,8 +172,9 @@ def tiny_specs(**sizes: Any) -> tuple[TargetSpec, DrafterSpec]:
     """Two specs that fit each other, from plain sizes: target fields by name, drafter fields as `drafter_...`.
 
     `block`, `taps` and `mask_token` are the drafter's; window and hidden size are shared unless given apart.
+    `generation` 2 is a DFlash-2 drafter.
     """
-    mine = {"block", "taps", "mask_token"}
+    mine, kind = {"block", "taps", "mask_token"}, DrafterSpec if sizes.pop("generation", 1) == 1 else Drafter2Spec
     drafter = {name: sizes.pop(name) for name in list(sizes) if name in mine}
     drafter |= {name.removeprefix("drafter_"): sizes.pop(name) for name in list(sizes) if name.startswith("drafter_")}
     target = TargetSpec(**sizes)
@@ -150,7 +186,9 @@ def tiny_specs(**sizes: Any) -> tuple[TargetSpec, DrafterSpec]:
         "taps": tuple(sorted({0, target.layers // 2 - 1, last})),
         "seed": target.seed + 1,
     }
-    return target, DrafterSpec(**(fitting | drafter))
+    if kind is Drafter2Spec:
+        fitting["vocab"] = target.vocab
+    return target, kind(**(fitting | drafter))
 
 
 def spec_dict(target: TargetSpec, drafter: DrafterSpec) -> dict[str, Any]:
@@ -164,4 +202,5 @@ def specs_from(data: Mapping[str, Any]) -> tuple[TargetSpec, DrafterSpec]:
     def tuples(values: Mapping[str, Any]) -> dict[str, Any]:
         return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
 
-    return replace(TargetSpec(), **tuples(data["target"])), replace(DrafterSpec(), **tuples(data["drafter"]))
+    kind = Drafter2Spec if "kernel" in data["drafter"] else DrafterSpec
+    return replace(TargetSpec(), **tuples(data["target"])), replace(kind(), **tuples(data["drafter"]))

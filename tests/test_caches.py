@@ -10,7 +10,8 @@ import pytest
 from tiny import FULL, SLIDING, drafter_config, target_config, tiny_specs
 
 from dflash_mlx.cache import GROWTH_ROWS, DrafterContext, History, Rows, TargetCache, ring_mask
-from dflash_mlx.config import DrafterConfig, TargetConfig, ring_rows
+from dflash_mlx.config import TargetConfig, ring_rows
+from dflash_mlx.drafter_config import DrafterConfig
 from dflash_mlx.errors import DFlashError, InputError
 
 

@@ -61,7 +61,7 @@ def test_the_samples_are_what_a_session_gives(sampling, draft_length):
 def biased(monkeypatch, what):
     """A sampler that looks right at a glance, and its options."""
     options = dict(exact.SAMPLING["temperature alone"])
-    keys, pick = choice_module.position_keys, choice_module.Choice._pick
+    keys, scores = choice_module.position_keys, choice_module.Choice._scores
     if what == "one noise for all positions":
         monkeypatch.setattr(
             choice_module, "position_keys", lambda seed, index, position, rows: keys(seed, index, 0, 1)[[0] * rows]
@@ -76,9 +76,9 @@ def biased(monkeypatch, what):
 
         def favour(self, logits, position, temperature, spare=0):
             best = choice_module.mx.max(logits, axis=-1, keepdims=True)
-            return pick(self, logits + 0.5 * (logits == best), position, temperature, spare)
+            return scores(self, logits + 0.5 * (logits == best), position, temperature, spare)
 
-        monkeypatch.setattr(choice_module.Choice, "_pick", favour)
+        monkeypatch.setattr(choice_module.Choice, "_scores", favour)
     return exact.Sampler(Options(**options))
 
 

@@ -14,6 +14,7 @@ from dflash_mlx.choice import Choice
 from dflash_mlx.errors import InputError
 from dflash_mlx.filters import keep
 from dflash_mlx.options import Options
+from dflash_mlx.slots import Slots
 
 VOCAB, ROWS = 211, 16
 
@@ -219,7 +220,7 @@ def primitives(options, rows, vocab=VOCAB):
 
     def sample(draft, logits):
         choice = Choice(options, 1)
-        proposal = choice.proposal(draft, 9, [1, 2, 3], 0.5)
+        proposal = choice.proposal(Slots(draft, 0.5), 9, [1, 2, 3])
         return proposal, choice.target(logits, 9, [1, 2, 3], proposal)
 
     mx.export_function(note, sample, mx.zeros((rows - 1, vocab)), mx.zeros((rows, vocab)))

@@ -16,6 +16,7 @@ from tiny import target_weights, text_config, tiny_pair, tiny_specs
 
 from dflash_mlx import Session, generate, load
 from dflash_mlx.choice import PROPOSAL
+from dflash_mlx.slots import Slots
 
 SEED, SAMPLE, SAMPLE_OF_POCKET = 7, 27, 3  # a case of the pocket pair takes as long as ten others
 CASES = grids.grid(tuple(grids.SHAPES))
@@ -106,7 +107,7 @@ def test_whatever_the_drafter_is_the_tokens_are_the_targets(kind):
     prompt, expected = grids.prompts("window 35")["window"], grids.plain("window 35", kind, "window")
     history = prompt + list(expected)
     flat = grids.tutored(pair, [])
-    flat.drafter.draft_logits = lambda block, context, target, rows: mx.zeros((rows, 131))
+    flat.drafter.draft = lambda block, context, target, rows: Slots(mx.zeros((rows, 131)))
     drafters = {
         "its own": pair,
         "another's": grids.replace(pair, drafter=other.drafter),
@@ -178,12 +179,12 @@ def test_a_drafter_that_knows_the_distribution_is_right_in_every_round_that_samp
     plain = grids.drive(grids.replace(pair, target=listener), prompt, grids.schedule(0), 40, **options)
     knowing = grids.tutored(pair, [])
 
-    def draft_logits(block, context, target, rows):
+    def draft(block, context, target, rows):
         first = context.offset + 1
         scores = [listener.scores.get(first + row, mx.zeros((97,))) for row in range(rows)]
-        return mx.stack(scores) * PROPOSAL.c / (pair.target.config.output_multiplier if PROPOSAL.multiplied else 1)
+        return Slots(mx.stack(scores) * PROPOSAL.c)
 
-    knowing.drafter.draft_logits = draft_logits
+    knowing.drafter.draft = draft
     done = grids.drive(knowing, prompt, grids.schedule(5), 40, **options)
     assert done.tokens == plain.tokens
     accepted = sum(round_.accepted for round_ in done.rounds)
@@ -214,16 +215,16 @@ def test_the_first_output_equals_the_hundredth(tmp_path):
 def test_a_block_has_the_anchor_and_as_many_masks_as_tokens_are_drafted(tmp_path, monkeypatch):
     target, drafter = tiny_pair(tmp_path)
     loaded, blocks = load(target, drafter), []
-    scored = type(loaded.drafter).draft_logits
+    drafted = type(loaded.drafter).draft
 
     def watched(self, block, context, target, rows):
         blocks.append((block.tolist(), rows))
-        return scored(self, block, context, target, rows)
+        return drafted(self, block, context, target, rows)
 
-    monkeypatch.setattr(type(loaded.drafter), "draft_logits", watched)
+    monkeypatch.setattr(type(loaded.drafter), "draft", watched)
     mask = loaded.drafter.config.mask_token_id
     for length in (1, 5, loaded.block_size - 1):
         blocks.clear()
-        drafted = [r for r in generate(loaded, [1, 2, 3], max_tokens=24, draft_length=length).stats.rounds if r.drafted]
-        assert [len(block) for block, _ in blocks] == [r.drafted + 1 for r in drafted]
+        rounds = [r for r in generate(loaded, [1, 2, 3], max_tokens=24, draft_length=length).stats.rounds if r.drafted]
+        assert [len(block) for block, _ in blocks] == [r.drafted + 1 for r in rounds]
         assert all(set(block[1:]) == {mask} and rows == len(block) - 1 for block, rows in blocks)

@@ -13,6 +13,7 @@ import sampled
 from dflash_mlx import InputError, Session, generate, stream_generate
 from dflash_mlx.choice import Choice, ProposalRule
 from dflash_mlx.options import Options
+from dflash_mlx.slots import Slots
 
 SEED, SAMPLE = 11, 20
 CASES = sampled.grid()
@@ -169,7 +170,7 @@ ONE, TWO = (np.random.RandomState(n).standard_normal((600, 40)).astype(np.float3
 def agreement(rule, draft, temperature=1.0, multiplier=1.0):
     """Share of 600 positions at which proposal and choice are the same token."""
     choice = Choice(Options(temperature=temperature), 4, rule=rule)
-    proposed = np.array(choice.proposal(mx.array(draft), 0, [0], multiplier))
+    proposed = np.array(choice.proposal(Slots(mx.array(draft), multiplier), 0, [0]))
     chosen = np.array(Choice(Options(temperature=temperature), 4).target(mx.array(ONE), 0, [0]))
     return float((proposed == chosen).mean())
 

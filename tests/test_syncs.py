@@ -20,8 +20,9 @@ PACKAGE = Path(dflash_mlx.__file__).parent
 # The modules that a round runs through: in them nobody waits but the one function that counts.
 ON_THE_PATH = (
     "round.py", "state.py", "prefill.py", "stream.py", "session.py", "choice.py", "cache.py", "output.py", "text.py",
-    "noise.py", "filters.py", "processors.py", "models/dflash.py", "models/muse_glimmer.py", "models/layers.py",
-    "kernels/serving.py", "kernels/block_attention.py", "kernels/launch.py",
+    "noise.py", "filters.py", "processors.py", "slots.py", "models/dflash.py", "models/dflash2.py",
+    "models/muse_glimmer.py", "models/layers.py", "kernels/serving.py", "kernels/block_attention.py",
+    "kernels/launch.py",
 )  # fmt: skip
 READER = {("state.py", "HostReads.read", "mx.eval"), ("state.py", "HostReads.read", ".tolist")}
 ON_HOST = {("processors.py", "Processors._tokens", "np.array")}  # of a history that is on the host already
@@ -193,5 +194,14 @@ def test_every_module_that_a_round_runs_through_is_scanned():
         Session(pair).generate(prompt, max_tokens=8, draft_length=3, temperature=0.5)
     finally:
         sys.setprofile(None)
-    silent = {"config.py", "pair.py", "options.py", "stats.py", "draft_length.py", "errors.py", "__init__.py"}
+    silent = {
+        "config.py",
+        "drafter_config.py",
+        "pair.py",
+        "options.py",
+        "stats.py",
+        "draft_length.py",
+        "errors.py",
+        "__init__.py",
+    }
     assert ran - silent <= set(ON_THE_PATH)

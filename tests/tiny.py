@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from layouts import LAYOUTS, PREFIXES, drafter_config, layout_name, target_config, text_config, vision_tensors
-from specs import FULL, SLIDING, DrafterSpec, TargetSpec, drafter_weights, target_weights, tiny_specs
+from specs import FULL, SLIDING, Drafter2Spec, DrafterSpec, TargetSpec, drafter_weights, target_weights, tiny_specs
 from stored import Quantisation, Weights, as_stored, pack, rounded, write_folder, write_safetensors
 
 __all__ = [
-    "FULL", "LAYOUTS", "SLIDING", "DrafterSpec", "Quantisation", "TargetSpec", "drafter_config", "drafter_weights",
-    "rounded", "target_config", "target_weights", "text_config", "tiny_models", "tiny_pair", "tiny_specs",
-    "vision_tensors", "write_drafter", "write_safetensors", "write_target",
+    "FULL", "LAYOUTS", "SLIDING", "Drafter2Spec", "DrafterSpec", "Quantisation", "TargetSpec", "drafter_config",
+    "drafter_weights", "rounded", "target_config", "target_weights", "text_config", "tiny_models", "tiny_pair",
+    "tiny_specs", "vision_tensors", "write_drafter", "write_safetensors", "write_target",
 ]  # fmt: skip
 
 

@@ -92,11 +92,11 @@ def pocket(problems: Problems) -> tuple[Facts, dict[str, str]]:
         facts["path"] = str(folder)
         facts["target_bytes"] = _folder_size(folder / "target")
         facts["drafter_bytes"] = _folder_size(folder / "drafter")
-        stats, compared = _generate_with_pocket()
+        kind, stats, compared = _generate_with_pocket()
     except (DFlashError, ImportError) as error:
         _add(problems, f"The pocket pair does not run: {error}", f"Install {DISTRIBUTION} again.")
         return facts, {}
-    facts |= {"runs": True, "speculation": stats.speculation, "plain_and_drafted": compared}
+    facts |= {"runs": True, "drafter": kind, "speculation": stats.speculation, "plain_and_drafted": compared}
     return facts, stats.kernels
 
 
@@ -135,9 +135,9 @@ def _folder_size(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
 
-def _generate_with_pocket() -> tuple[Stats, Facts]:
-    """Load the pocket pair, generate a few tokens with it, and compare plain with drafted decoding."""
+def _generate_with_pocket() -> tuple[str | None, Stats, Facts]:
+    """Load the pocket pair, say what its drafter is, generate with it, and compare plain with drafted decoding."""
     from .. import generate, load
 
     pair = load("pocket")
-    return generate(pair, PROBE, max_tokens=8).stats, count_differences(pair)
+    return pair.drafter_kind, generate(pair, PROBE, max_tokens=8).stats, count_differences(pair)

@@ -10,13 +10,23 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
-from ..config import DrafterConfig, TargetConfig
+from ..config import TargetConfig
+from ..drafter_config import DFlash2Config, DrafterConfig, drafter_config
 from ..errors import CheckpointError, must
 from ..fields import SAME_RELEASE
 from ..models.dflash import DFlash
+from ..models.dflash2 import DFlash2
 from ..models.muse_glimmer import MuseGlimmer
 from .files import Tensor, read_json, read_tensors
-from .layouts import canonical, drafter_name, is_vision, target_name
+from .layouts import (
+    canonical,
+    dflash2_module,
+    dflash2_name,
+    dflash2_published,
+    drafter_name,
+    is_vision,
+    target_name,
+)
 from .legacy import is_legacy, modern_config, modern_name
 from .quantisation import Quantisation, module_quantisation
 
@@ -30,6 +40,7 @@ class Checkpoint(NamedTuple):
         tensors: canonical name -> (name in its file, tensor).
         quantised: canonical module path -> how it is quantised.
         skipped: names that are left out on purpose (vision).
+        published: from a canonical name to the one that users know, for what is missing.
     """
 
     folder: Path
@@ -37,6 +48,7 @@ class Checkpoint(NamedTuple):
     tensors: dict[str, tuple[str, Tensor]]
     quantised: dict[str, Quantisation]
     skipped: list[str]
+    published: Callable[[str], str] = str
 
     @property
     def nbytes(self) -> int:
@@ -50,12 +62,20 @@ class Checkpoint(NamedTuple):
         return FLOATS.get(found[1].dtype, mx.float32) if found else mx.float32
 
 
-def read_checkpoint(folder: Path, raw: dict[str, Any], rename: Callable[[str], str]) -> Checkpoint:
-    """Read a folder's headers; `raw` is its config file."""
+def read_checkpoint(
+    folder: Path, raw: dict[str, Any], rename: Callable[[str], str], module: Callable[[str], str] | None = None
+) -> Checkpoint:
+    """Read a folder's headers.
+
+    Args:
+        raw: its config file.
+        rename: from its tensors' names to canonical ones.
+        module: from its modules' names, where that is another rule.
+    """
     found = read_tensors(folder)
     name = (lambda given: modern_name(rename(given))) if is_legacy(found) else rename
     tensors = canonical(found, name)
-    quantised = module_quantisation(raw, tensors, name)
+    quantised = module_quantisation(raw, tensors, module or name)
     return Checkpoint(folder, raw, tensors, quantised, [given for given in found if is_vision(given)])
 
 
@@ -79,7 +99,7 @@ def _quantise(model: nn.Module, quantised: Mapping[str, Quantisation]) -> None:
 def _check_tensors(model: nn.Module, checkpoint: Checkpoint) -> None:
     """Names, shapes and dtypes of the files are exactly those that the config asks for."""
     expected = dict(tree_flatten(model.parameters()))
-    missing = sorted(set(expected) - set(checkpoint.tensors))
+    missing = sorted(checkpoint.published(name) for name in set(expected) - set(checkpoint.tensors))
     unknown = sorted(checkpoint.tensors[name][0] for name in set(checkpoint.tensors) - set(expected))
     for word, names in (("no", missing), ("also", unknown)):
         if names:
@@ -135,9 +155,11 @@ def read_target(folder: Path) -> tuple[Checkpoint, TargetConfig]:
 def read_drafter(folder: Path, target: TargetConfig) -> tuple[Checkpoint, DrafterConfig]:
     """A drafter's headers and config, checked against its target; no weight is read."""
     raw = read_json(folder / "config.json")
-    config = DrafterConfig.from_dict(raw)
+    config = drafter_config(raw)
     config.check_fits(target)
-    return read_checkpoint(folder, raw, drafter_name), config
+    if not isinstance(config, DFlash2Config):
+        return read_checkpoint(folder, raw, drafter_name), config
+    return read_checkpoint(folder, raw, dflash2_name, dflash2_module)._replace(published=dflash2_published), config
 
 
 def load_target(folder: Path) -> MuseGlimmer:
@@ -148,9 +170,14 @@ def load_target(folder: Path) -> MuseGlimmer:
     return model
 
 
+def drafter_model(config: DrafterConfig) -> DFlash:
+    """An empty drafter of the config's generation."""
+    return DFlash2(config) if isinstance(config, DFlash2Config) else DFlash(config)
+
+
 def load_drafter(folder: Path, target: TargetConfig) -> DFlash:
     """The drafter of a folder, its weights lazy."""
     checkpoint, config = read_drafter(folder, target)
-    model = DFlash(config)
+    model = drafter_model(config)
     build(model, checkpoint)
     return model

@@ -14,6 +14,8 @@ from ..errors import CheckpointError, must
 VISION = re.compile(r"^(model\.)?(vision_tower|vision_adapter|vision_projection|perception_emb_norm)\.")
 DERIVED = re.compile(r"rotary_emb\.inv_freq$")
 TARGET_PREFIXES = ("model.language_model.", "language_model.model.", "language_model.", "model.")
+DFLASH2_PARTS = {"fc": "encoder.fc", "hidden_norm": "encoder.output_norm_enc"}  # DFlash-2's names -> v1's
+CODEBOOK = "_codebook"  # published without the suffix `.weight`
 T = TypeVar("T")
 
 
@@ -28,6 +30,25 @@ def target_name(name: str) -> str:
 def drafter_name(name: str) -> str:
     """A drafter tensor's or module's canonical name."""
     return name.removeprefix("model.")
+
+
+def dflash2_module(name: str) -> str:
+    """A DFlash-2 drafter's module's canonical name: that of the same part in v1."""
+    part, dot, rest = drafter_name(name).partition(".")
+    return DFLASH2_PARTS.get(part, part) + dot + rest
+
+
+def dflash2_name(name: str) -> str:
+    """A DFlash-2 drafter's tensor's canonical name."""
+    short = dflash2_module(name)
+    return f"{short}.weight" if short.endswith(CODEBOOK) else short
+
+
+def dflash2_published(name: str) -> str:
+    """The name that the canonical name of a DFlash-2 drafter's tensor is published under."""
+    for published, short in DFLASH2_PARTS.items():
+        name = name.replace(f"{short}.", f"{published}.")
+    return name.replace(f"{CODEBOOK}.weight", CODEBOOK)
 
 
 def is_vision(name: str) -> bool:

@@ -12,9 +12,10 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..cache import DrafterContext, Rows, ring_mask
-from ..config import DrafterConfig
+from ..drafter_config import DrafterConfig
 from ..kernels.block_attention import Block
 from ..kernels.serving import DRAFTER, STOCK, Kernels, Reach
+from ..slots import Slots
 from .layers import Projections, RMSNorm, SwiGLU, heads, joined, rope
 from .muse_glimmer import MuseGlimmer
 
@@ -32,7 +33,7 @@ class Encoder(nn.Module):
 
 
 class Attention(Projections):
-    """The block's queries over the projected context and the block's own keys, bidirectional in the block."""
+    """The block's queries over the projected context and the block's own keys."""
 
     def __init__(self, config: DrafterConfig, kernels: Kernels):
         super().__init__(config)
@@ -74,11 +75,14 @@ class Layer(nn.Module):
 class DFlash(nn.Module):
     """The drafter. Its context lives in a `DrafterContext`, one per session."""
 
+    generation = "DFlash v1"
+    layer: type[Layer] = Layer
+
     def __init__(self, config: DrafterConfig, kernels: Kernels = STOCK):
         super().__init__()
         self.config = config
         self.encoder = Encoder(config)
-        self.layers = [Layer(config, kernels) for _ in range(config.num_layers)]
+        self.layers = [self.layer(config, kernels) for _ in range(config.num_layers)]
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
     @property
@@ -99,29 +103,39 @@ class DFlash(nn.Module):
         for layer, rows in zip(self.layers, context.layers, strict=True):
             layer.self_attn.write(features, rows, context.offset)
 
-    def draft_logits(self, block: mx.array, context: DrafterContext, target: MuseGlimmer, rows: int) -> mx.array:
+    def draft(self, block: mx.array, context: DrafterContext, target: MuseGlimmer, rows: int) -> Slots:
         """Draft one block after the context; nothing is kept and nothing is evaluated.
 
         Args:
             block: [S] uint32, the anchor and the mask tokens.
             context: holds the positions before the anchor's.
             target: whose raw table and raw head are read.
-            rows: how many slots to score.
+            rows: how many slots to score, M.
         Returns:
-            [rows, V] float32, raw head logits of slots 1..rows; slot i is the token at offset + i.
+            What it says of slots 1..M; slot i is the token at offset + i.
         """
-        x = self.hidden(target.embed_tokens(block).astype(self.dtype), context)
-        return target.head(x[1 : 1 + rows]).astype(mx.float32)
+        x = self.hidden(self.embedded(target.embed_tokens(block).astype(self.dtype)), context)
+        return self.slots(x[1 : 1 + rows], block[:1], target)
+
+    def draft_logits(self, block: mx.array, context: DrafterContext, target: MuseGlimmer, rows: int) -> mx.array:
+        """The logits of `draft`, [M, V] float32."""
+        return self.draft(block, context, target, rows).logits
+
+    def embedded(self, x: mx.array) -> mx.array:
+        """The block's first hidden rows, from the target's raw table's, [S, E]."""
+        return x
+
+    def slots(self, x: mx.array, anchor: mx.array, target: MuseGlimmer) -> Slots:
+        """What the last hidden rows [M, E] say: raw head logits. `anchor` is [1]."""
+        return Slots(target.head(x).astype(mx.float32), target.config.output_multiplier)
 
     def hidden(self, x: mx.array, context: DrafterContext) -> mx.array:
         """The block's last hidden rows, [S, E] -> [S, E]."""
-        size, offset = x.shape[0], context.offset
+        size, offset, config = x.shape[0], context.offset, self.config
         context.reserve(size)
         held = min(context.ring, -(-(offset + size) // 16) * 16)
-        # The window counts from each query and includes its far edge: |q - p| <= window.
-        span = self.config.window + 1
-        mask = ring_mask(offset, size, held, context.ring, span, causal=False, start=context.start)
-        reach = Reach(Block((offset,), span, False, (context.start,)), held, mask)
+        mask = ring_mask(offset, size, held, context.ring, config.span, causal=config.causal, start=context.start)
+        reach = Reach(Block((offset,), config.span, config.causal, (context.start,)), held, mask)
         x = x[None]
         for layer, rows in zip(self.layers, context.layers, strict=True):
             x = layer(x, rows, offset, reach)
