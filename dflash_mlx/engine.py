@@ -116,9 +116,7 @@ class Engine:
             EngineClosed: the engine takes no more.
         """
         request = self._request(prompt, choice_index, options)
-        if state is not None:
-            state.settle(self._reads)  # evaluated here: what a thread has not evaluated, no other can
-            request.state, request.given = state, True
+        request.state, request.given = state, state is not None
         return self._take([request])[0]
 
     def submit_all(self, prompt: Sequence[int], n: int, **options: Any) -> list[Ticket]:
@@ -192,6 +190,10 @@ class Engine:
                 todo = f"Send the request again in {self._retry_after():.0f} seconds."
                 text = must("engine", "requests", f"at most {places} ({self.max_queue} waiting)", found, todo)
                 raise QueueFull(text, self._retry_after())
+            for request in requests:
+                if request.state is not None:  # evaluated here: what a thread has not evaluated, no other can
+                    request.state.settle(reads := HostReads())
+                    request.stream.stats.syncs += reads.count
             self._counts["requests"] += len(requests)
             self._waiting.extend(requests)
             self._changed.notify_all()

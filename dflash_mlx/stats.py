@@ -22,7 +22,7 @@ class Round:
         total_s: wall seconds of the round: host_s and the waits.
         rest_s: wall seconds from the end of this stream's previous round, or of its prefill, to the begin of this one:
             text, the caller's own work, steps without this stream.
-        streams: streams that got tokens from the round's forward.
+        streams: streams that decoded in the round's forward.
         rows: rows of that forward, the prefill of other streams included.
     """
 
