@@ -16,6 +16,7 @@ import grids
 import mlx.core as mx
 
 from dflash_mlx import generate
+from dflash_mlx.slots import Slots
 
 SHAPE = "window 11"
 PROMPT = grids.prompts(SHAPE)["5 windows"]
@@ -92,12 +93,12 @@ class Guide(grids.Tutor):
         super().__init__(drafter, [], right)
         self._histories = histories
 
-    def draft_logits(self, block: mx.array, context: Any, target: Any, rows: int) -> mx.array:
+    def draft(self, block: mx.array, context: Any, target: Any, rows: int) -> Slots:
         """As the tutor's."""
         at, anchor = context.offset, block[0].item()
         known = (each for each in self._histories if at < len(each) and each[at] == anchor)
         self._tokens = list(next(known, ()))
-        return super().draft_logits(block, context, target, rows)
+        return super().draft(block, context, target, rows)
 
 
 def guided(found: Sequence[Job], kind: str = "float32", right: float = 0.8) -> Any:

@@ -21,7 +21,7 @@ from dflash_mlx.options import Options
 from dflash_mlx.state import HostReads, State
 from dflash_mlx.stream import Stream, advance
 
-SEEDS, MORE_SEEDS = 3, 40
+SEEDS, MORE_SEEDS = 2, 40
 PROMPT = grids.prompts(crowds.SHAPE)["5 windows"]
 
 
