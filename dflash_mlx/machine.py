@@ -57,8 +57,6 @@ def memory_bytes() -> int | None:
 
 def gpu_cores() -> int | None:
     """Count the cores of a Mac's GPU; `None` elsewhere."""
-    if sys.platform != "darwin":
-        return None
     found = re.search(r'"gpu-core-count"\s*=\s*(\d+)', output_of("ioreg", "-rc", "AGXAccelerator", "-d", "1"))
     return int(found[1]) if found else None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import mlx.core as mx
@@ -17,6 +17,7 @@ PREFILL_STEP = 2048  # tokens; the default upper bound of one prefill forward
 FLOAT32 = 4  # bytes
 GROWING = ("full layers' cache", "its growth")  # parts of a plan that each session has, by its context
 FIXED = ("sliding layers' rings", "drafter's rings", "logits")  # parts that each session has, whatever its context
+DRAFTERS = ("drafter weights", "drafter's rings", "taps")
 GIB = 2**30
 
 
@@ -48,6 +49,10 @@ class MemoryPlan:
         rows = min(1 << max(8, (context - 1).bit_length()), self.context)
         growing = sum(self.parts[name] for name in GROWING)
         return -(-growing * rows // self.context) + sum(self.parts.get(name, 0) for name in FIXED)
+
+    def without_drafter(self) -> MemoryPlan:
+        """The same plan for plain decoding."""
+        return replace(self, parts={name: size for name, size in self.parts.items() if name not in DRAFTERS})
 
     def table(self) -> str:
         """One line for a message: each part in GiB."""

@@ -10,6 +10,7 @@ import mlx.core as mx
 
 from .cache import DrafterContext, Part, TargetCache
 from .config import TargetConfig
+from .drafter_config import DrafterConfig
 from .errors import CheckpointError, InputError, must
 from .known import AUTO, drafter_for
 from .loading.build import Checkpoint, build, drafter_model, read_drafter, read_target
@@ -37,6 +38,7 @@ class Pair:
         plan: the memory plan that was checked before the weights were read.
         kernels: operation -> "metal" or "stock: why".
         notes: one line for each thing that the user should know about how the pair was loaded.
+        name: the target as it was given to `load`.
     """
 
     target: MuseGlimmer
@@ -49,6 +51,7 @@ class Pair:
     drafter_path: Path | None
     kernels: dict[str, str]
     notes: tuple[str, ...] = field(default=())
+    name: str = ""
 
     @property
     def max_context(self) -> int:
@@ -66,7 +69,27 @@ class Pair:
 
     def without_drafter(self) -> Pair:
         """The same target for plain decoding: no drafter work at all."""
-        return replace(self, drafter=None, drafter_path=None)
+        return replace(self, drafter=None, drafter_path=None, plan=self.plan.without_drafter())
+
+    def with_drafter(self, draft: str | Path) -> Pair:
+        """The same target, which is not loaded again, with another drafter.
+
+        Args:
+            draft: as for `load`.
+        Raises:
+            InputError, CheckpointError: as `load`.
+        """
+        notes: list[str] = []
+        _, path = _paths(self.name, draft, notes)
+        if path is None:
+            raise InputError(must("load", "draft", f"a drafter of {self.name}", repr(draft), "Give a folder or an id."))
+        found = read_drafter(path, self.target.config)
+        target_bytes = self.plan.parts["target weights"]
+        sizes = Sizes(self.target.config, found[1], target_bytes, found[0].nbytes, self.dtype.size)
+        plan = plan_memory(sizes, self.plan.context, self.plan.limit)
+        drafter = _drafter(found, notes)
+        _prove(self.target, drafter, self.dtype)
+        return replace(self, drafter=drafter, drafter_path=path, plan=plan, notes=tuple(notes))
 
 
 def load(
@@ -109,12 +132,8 @@ def load(
 
     model = MuseGlimmer(config)
     build(model, checkpoint)
-    drafter = drafter_model(found[1]) if found else None
-    if drafter and found:
-        build(drafter, found[0])
-        if drafter.generation != DFlash.generation:
-            notes.append(f"The drafter is a {drafter.generation}, as its config's own fields say.")
-    _prove(model, drafter, checkpoint)
+    drafter = _drafter(found, notes) if found else None
+    _prove(model, drafter, checkpoint.dtype)
     return Pair(
         target=model,
         drafter=drafter,
@@ -126,7 +145,17 @@ def load(
         drafter_path=drafter_path,
         kernels=serving,
         notes=tuple(notes),
+        name=str(target),
     )
+
+
+def _drafter(found: tuple[Checkpoint, DrafterConfig], notes: list[str]) -> DFlash:
+    """Build a drafter from its files, and say which one it is where it is not the usual one."""
+    drafter = drafter_model(found[1])
+    build(drafter, found[0])
+    if drafter.generation != DFlash.generation:
+        notes.append(f"The drafter is a {drafter.generation}, as its config's own fields say.")
+    return drafter
 
 
 def _kernels(choice: str) -> dict[str, str]:
@@ -169,15 +198,15 @@ def _end_tokens(folder: Path, config: TargetConfig) -> frozenset[int]:
     return frozenset(ids)
 
 
-def _prove(target: MuseGlimmer, drafter: DFlash | None, checkpoint: Checkpoint) -> None:
+def _prove(target: MuseGlimmer, drafter: DFlash | None, dtype: mx.Dtype) -> None:
     """One token through both models: their first logits are finite, and the weights are there."""
     config = target.config
-    cache = TargetCache(config, checkpoint.dtype, config.max_position)
+    cache = TargetCache(config, dtype, config.max_position)
     token = mx.array([config.bos_token_id or 0], dtype=mx.uint32)
     forward = target(token, [Part(cache, 1, 1)], drafter.config.taps if drafter else ())
     proofs = {"the target's first logits": forward.logits}
     if drafter:
-        context = DrafterContext(drafter.config, checkpoint.dtype)
+        context = DrafterContext(drafter.config, dtype)
         drafter.extend(context, forward.taps)
         context.advance(1)
         block = mx.full((drafter.config.block_size,), drafter.config.mask_token_id, dtype=mx.uint32)

@@ -13,6 +13,7 @@ import click
 
 from ..errors import DFlashError
 from ..resources import version
+from .bench import bench
 from .doctor import doctor
 from .generate import generate
 
@@ -21,6 +22,7 @@ EXIT_FAILED, EXIT_BAD_INPUT, EXIT_INTERRUPTED = 1, 2, 130
 EXAMPLES = """\b
 Examples:
   dflash-mlx generate "def fibonacci(n):"
+  dflash-mlx bench --suite pocket
   dflash-mlx doctor
 """
 
@@ -80,6 +82,7 @@ def cli() -> None:
 
 
 cli.add_command(generate)
+cli.add_command(bench)
 cli.add_command(doctor)
 
 

@@ -1,0 +1,133 @@
+"""``dflash-mlx bench``: plain and drafted decoding in turn, written as one JSON result; ``report`` draws results."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from .render import note
+from .shared import DraftLength, Size
+
+if TYPE_CHECKING:
+    from ..pair import Pair
+
+EXAMPLES = """\b
+Examples:
+  dflash-mlx bench --suite pocket --out result.json
+  dflash-mlx bench --model ./target-4bit --draft ./drafter --suite breakout --suite prose --repeats 4 --cool-down 20
+  dflash-mlx bench --model ./target-4bit --draft ./v1 --draft ./dflash2 --draft-length auto --draft-length 4
+  dflash-mlx bench report result.json other.json --out report
+"""
+
+
+@click.group(invoke_without_command=True, epilog=EXAMPLES, short_help="Measure plain and drafted decoding in turn.")
+@click.option("--model", metavar="FOLDER|HUB-ID", help="The target. Without it, the pocket pair.")
+@click.option("--draft", multiple=True, metavar="FOLDER|HUB-ID", help="A drafter; several are compared.")
+@click.option("--suite", "suites", multiple=True, metavar="NAME|FILE.toml", help="Prompts; --list names them.")
+@click.option("--list", "list_suites", is_flag=True, help="List the suites and exit.")
+@click.option("--draft-length", "lengths", multiple=True, type=DraftLength(), help="To compare. [default: auto]")
+@click.option("--repeats", type=click.IntRange(1), default=3, show_default=True, help="Runs of each case in each mode.")
+@click.option("--cool-down", type=click.FloatRange(0), default=0.0, metavar="SECONDS", help="Rest before every run.")
+@click.option("--energy", is_flag=True, help="Measure joules with powermetrics (a Mac, as root).")
+@click.option("--chip", metavar="NAME", help="The chip that you expect; another one is an error.")
+@click.option("--max-context", type=int, metavar="TOKENS", help="The context that memory is planned for.")
+@click.option("--max-memory", type=Size(), metavar="SIZE", help="Memory that may be used.")
+@click.option("--kernels", metavar="auto|stock|metal", help="Which kernels may serve.  [default: auto]")
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), default=Path("bench.json"), show_default=True)
+@click.option("--quiet", "-q", is_flag=True, help="Nothing on stderr but errors.")
+@click.pass_context
+def bench(ctx: click.Context, **flags: Any) -> None:
+    """Run suites of prompts with the target alone and with each drafter, in one process, in turn.
+
+    Writes one JSON result with all that is needed to repeat it, and prints a table. A run that was not what its label
+    says (drafting off, another chip) is refused. Ctrl-C keeps what was measured, marked as incomplete.
+    """
+    if ctx.invoked_subcommand is not None:
+        return
+    if flags["list_suites"]:
+        _list()
+        return
+    _bench(flags)
+
+
+def _list() -> None:
+    from ..bench.suites import read_suite, suite_names
+
+    for name in suite_names():
+        suite = read_suite(name)
+        click.echo(f"{name:<14} {suite.about}\n{'':<14} {suite.rebuilds}")
+
+
+def _bench(flags: dict[str, Any]) -> None:
+    from ..bench.manifest import manifest
+    from ..bench.modes import modes
+    from ..bench.power import check_energy
+    from ..bench.result import check_chip, make_result, write_result
+    from ..bench.run import Bench
+    from ..bench.suites import read_suite
+    from ..machine import chip
+
+    check_chip(flags["chip"], chip())
+    if flags["energy"]:
+        check_energy()
+    chosen = flags["suites"] or (("pocket",) if flags["model"] is None else ("prose", "breakout"))
+    suites = [read_suite(name) for name in chosen]
+    pairs = _load(flags)
+    compared = modes(pairs, flags["lengths"] or ("auto",))
+    facts = manifest({mode.name: mode.pair for mode in compared}, _plain(flags) | {"suites": list(chosen)})
+    quiet = flags["quiet"]
+    run = Bench(compared, flags["repeats"], flags["cool_down"], flags["energy"], lambda line: note(line, quiet))
+    complete = False
+    try:
+        run.run(suites)
+        complete = True
+    finally:
+        if run.records:
+            write_result(make_result(facts, run.records, run.left_out, complete), flags["out"])
+            _table(run.records)
+            note(f"Written to {flags['out']}{'' if complete else ' (incomplete)'}.", quiet)
+        for case in run.left_out:
+            note(f"Left out: {case['suite']} {case['case']}: {case['why']}.", quiet)
+
+
+def _load(flags: dict[str, Any]) -> list[Pair]:
+    """Load the target once, with each drafter."""
+    from .. import load
+
+    limits = {key: flags[key] for key in ("max_context", "max_memory", "kernels") if flags[key] is not None}
+    drafts = flags["draft"] or ("auto",)
+    first = load(flags["model"] or "pocket", drafts[0], **limits)
+    for line in first.notes:
+        note(line, flags["quiet"])
+    return [first, *(first.with_drafter(draft) for draft in drafts[1:])]
+
+
+def _plain(flags: dict[str, Any]) -> dict[str, Any]:
+    """Give the flags as JSON has them."""
+    return {
+        key: str(value) if isinstance(value, Path) else list(value) if isinstance(value, tuple) else value
+        for key, value in flags.items()
+        if key not in ("list_suites", "suites", "quiet")
+    }
+
+
+def _table(records: list[dict[str, Any]]) -> None:
+    """Print a row per suite and mode on stdout."""
+    from ..bench.summary import rows
+    from ..report.tables import summary_table
+
+    click.echo(summary_table(rows(records)))
+
+
+@bench.command(short_help="Draw results as one HTML page and Markdown.")
+@click.argument("results", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=Path("report"), show_default=True)
+def report(results: tuple[Path, ...], out: Path) -> None:
+    """Make report.html (self-contained) and report.md from RESULTS, any number of files of `dflash-mlx bench`."""
+    from ..bench.result import read_result
+    from ..report import write_report
+
+    for path in write_report([read_result(path) for path in results], out):
+        click.echo(path)
