@@ -100,6 +100,12 @@ class Sizes:
         return parts
 
 
+def drafter_rings(drafter: DrafterConfig, item: int) -> int:
+    """Bytes of a drafter's context, for cached numbers of `item` bytes."""
+    row = 2 * drafter.num_kv_heads * drafter.head_dim * item
+    return row * drafter.num_layers * ring_rows(drafter.window)
+
+
 def machine_limit() -> int:
     """Bytes that this machine lets a model use.
 

@@ -14,6 +14,7 @@ import click
 from ..errors import DFlashError
 from ..resources import version
 from .bench import bench
+from .convert import convert
 from .doctor import doctor
 from .generate import generate
 
@@ -24,6 +25,7 @@ Examples:
   dflash-mlx generate "def fibonacci(n):"
   dflash-mlx bench --suite pocket
   dflash-mlx doctor
+  dflash-mlx convert pocket ./pocket-4bit --bits 4
 """
 
 
@@ -84,6 +86,7 @@ def cli() -> None:
 cli.add_command(generate)
 cli.add_command(bench)
 cli.add_command(doctor)
+cli.add_command(convert)
 
 
 def main() -> NoReturn:

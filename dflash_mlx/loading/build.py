@@ -152,11 +152,12 @@ def read_target(folder: Path) -> tuple[Checkpoint, TargetConfig]:
     return read_checkpoint(folder, raw, target_name), config
 
 
-def read_drafter(folder: Path, target: TargetConfig) -> tuple[Checkpoint, DrafterConfig]:
-    """A drafter's headers and config, checked against its target; no weight is read."""
+def read_drafter(folder: Path, target: TargetConfig | None) -> tuple[Checkpoint, DrafterConfig]:
+    """A drafter's headers and config, checked against its target where there is one; no weight is read."""
     raw = read_json(folder / "config.json")
     config = drafter_config(raw)
-    config.check_fits(target)
+    if target is not None:
+        config.check_fits(target)
     if not isinstance(config, DFlash2Config):
         return read_checkpoint(folder, raw, drafter_name), config
     return read_checkpoint(folder, raw, dflash2_name, dflash2_module)._replace(published=dflash2_published), config
