@@ -7,7 +7,6 @@ target, the published names for a drafter, and MLX's affine quantisation. Quanti
 from __future__ import annotations
 
 import json
-import math
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -117,6 +116,7 @@ def convert(
     Raises:
         InputError: an option is wrong, the folder is taken, a pattern names no module, or the disk is too small.
         CheckpointError: the source cannot be used.
+        DFlashError: the system refuses to write there.
     """
     path = find("models/pocket/target") if str(source) == "pocket" else resolve(source)
     out = Path(folder).expanduser()
@@ -165,13 +165,18 @@ class _Work:
                 self.notes.append("The source was quantised already: its rounding stays in the weights.")
         if form.dtype:
             self.model.set_dtype(DTYPES[form.dtype])
-        self.weights = sum(array.size for _, array in tree_flatten(self.model.parameters()))
+        self.weights = sum(array.size for array in _parameters(self.model).values())
+        self.whole: tuple[str, ...] = ()
+        self.quantised = 0
+        if form.bits is not None:
+            self._quantise(form.bits)
+
+    def _quantise(self, bits: int) -> None:
         candidates = {path: module for path, module in self.model.named_modules() if isinstance(module, QUANTISABLE)}
-        chosen = self._chosen(candidates) if form.bits else set()
-        self.whole = tuple(sorted(self._published(path) for path in set(candidates) - chosen)) if form.bits else ()
+        chosen = self._chosen(candidates)
+        self.whole = tuple(sorted(self._published(path) for path in set(candidates) - chosen))
         self.quantised = len(chosen)
-        if chosen:
-            nn.quantize(self.model, form.group_size, form.bits, class_predicate=lambda path, _: path in chosen)
+        nn.quantize(self.model, self.form.group_size, bits, class_predicate=lambda path, _: path in chosen)
 
     def _published(self, path: str) -> str:
         """The name of a module in the files' own naming, without a target's prefix."""
@@ -196,14 +201,17 @@ class _Work:
 
     def tensors(self) -> dict[str, mx.array]:
         """The new tensors under the names that they are written with, vision tensors as they were."""
-        named = {self._written(name): array for name, array in tree_flatten(self.model.parameters())}
+        named = {self._written(name): array for name, array in _parameters(self.model).items()}
         self.model = nn.Module()  # the arrays are handed over: what is written can be freed
+        found = read_tensors(self.checkpoint.folder) if self.checkpoint.skipped else {}
         for name in self.checkpoint.skipped:
-            file = read_tensors(self.checkpoint.folder)[name].file
-            array = mx.load(str(file))[name]  # type: ignore[index]
-            floats = self.form.dtype and mx.issubdtype(array.dtype, mx.floating)
-            named[name.removeprefix("model.")] = array.astype(DTYPES[self.form.dtype]) if floats else array
+            files: Any = mx.load(str(found[name].file))
+            named[name.removeprefix("model.")] = self._cast(files[name])
         return named
+
+    def _cast(self, array: mx.array) -> mx.array:
+        floats = mx.issubdtype(array.dtype, mx.floating)
+        return array.astype(DTYPES[self.form.dtype]) if self.form.dtype and floats else array
 
     def _written(self, name: str) -> str:
         if self.kind == "drafter":
@@ -242,6 +250,11 @@ class _Work:
         else:
             memory = stored + drafter_rings(self.config, item)
         return Side(stored, 8 * stored / self.weights, memory)
+
+
+def _parameters(model: nn.Module) -> dict[str, mx.array]:
+    """All arrays of a model by name."""
+    return dict(tree_flatten(model.parameters()))
 
 
 def _dequantise(model: nn.Module) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from ..errors import InputError, must
+from ..errors import DFlashError, InputError, must
 from .files import INDEX
 
 SHARD_BYTES = 4_000_000_000  # of a file, and so of the memory that writing takes
@@ -25,29 +25,28 @@ def complete_or_absent(folder: Path) -> Iterator[Path]:
 
     Raises:
         InputError: there is a file or a folder with something in it already.
+        DFlashError: the system refuses to write there.
     """
     if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
         found = "a file" if folder.is_file() else "a folder with files in it"
         todo = "Give another name, or remove what is there."
         raise InputError(must("convert", str(folder), "a name that is free", found, todo))
     beside = folder.absolute().parent / f".{folder.name}.{os.getpid()}.part"
-    beside.mkdir(parents=True)
     try:
+        beside.mkdir(parents=True)
         yield beside
         for path in beside.iterdir():
             with path.open("rb+") as file:
                 os.fsync(file.fileno())
         beside.rename(folder)  # an empty folder of that name is replaced
+    except OSError as error:
+        todo = "Check the disk and who may write there; nothing was left."
+        raise DFlashError(must("convert", str(folder), "writable", f"an error ({error})", todo)) from error
     finally:
         shutil.rmtree(beside, ignore_errors=True)
 
 
-def write_tensors(
-    folder: Path,
-    tensors: dict[str, mx.array],
-    progress: Callable[[int, int], None],
-    shard_bytes: int = SHARD_BYTES,
-) -> None:
+def write_tensors(folder: Path, tensors: dict[str, mx.array], progress: Callable[[int, int], None]) -> None:
     """Evaluate and write tensors, one file after the other; `tensors` is emptied on the way.
 
     Args:
@@ -56,7 +55,8 @@ def write_tensors(
         progress: called with the bytes done and all bytes, once before the first tensor and after each.
     """
     total, done = sum(array.nbytes for array in tensors.values()), 0
-    parts, where = _parts(tensors, shard_bytes), {}
+    parts = _parts(tensors, SHARD_BYTES)
+    where: dict[str, str] = {}
     progress(done, total)
     for number, names in enumerate(parts, start=1):
         several = f"model-{number:05d}-of-{len(parts):05d}.safetensors"
