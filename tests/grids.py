@@ -51,6 +51,11 @@ SHAPES: dict[str, dict[str, Any]] = {
         "drafter_layers": 2, "drafter_heads": (4, 2), "drafter_head_dim": 16, "drafter_intermediate": 64,
         "drafter_window": 13, "taps": (0, 3),
     },
+    "DFlash-2": {
+        "vocab": 113, "hidden": 64, "intermediate": 96, "heads": (4, 2), "head_dim": 16, "window": 17, "layers": 4,
+        "drafter_layers": 2, "drafter_heads": (6, 2), "drafter_head_dim": 16, "drafter_intermediate": 32,
+        "drafter_window": 15, "drafter_rank": 32, "generation": 2,
+    },
 }  # fmt: skip
 POCKET = "pocket"
 PAIRS = (*SHAPES, POCKET)

@@ -15,7 +15,8 @@ from dflash_mlx.options import Options
 from dflash_mlx.round import draft
 from dflash_mlx.state import BACKLOG_ROWS, HostReads, State
 
-SHAPE = "window 11"
+SHAPE, SECOND = "window 11", "DFlash-2"
+EITHER = pytest.mark.parametrize("shape", [SHAPE, SECOND])
 
 
 def block_logits(state):
@@ -42,14 +43,17 @@ def check(state, step=grids.ALL_AT_ONCE):
     assert (found == expected).all()
     assert state.context.offset == other.context.offset == state.cache.offset == len(state.tokens) - 1
     ids = [draft(each, Choice(Options(), 0), 15).tolist() for each in (state, other)]
-    assert ids[0] == ids[1] == found.argmax(axis=-1).tolist()
+    assert ids[0] == ids[1]
+    if state.pair.drafter_kind == "DFlash v1":
+        assert ids[0] == found.argmax(axis=-1).tolist()
 
 
-def test_proposals_after_many_rounds_are_those_of_the_formulas():
+@EITHER
+def test_proposals_after_many_rounds_are_those_of_the_formulas(shape):
     """Features and block in float64, without a cache, after rounds of every width and two wraps of the ring."""
-    pair, prompt = grids.pair(SHAPE), grids.prompts(SHAPE)["window"]
-    target, drafter = tiny_specs(**grids.SHAPES[SHAPE])
-    history = prompt + list(grids.plain(SHAPE, "float32", "window", 110))
+    pair, prompt = grids.pair(shape), grids.prompts(shape)["window"]
+    target, drafter = tiny_specs(**grids.SHAPES[shape])
+    history = prompt + list(grids.plain(shape, "float32", "window", 110))
     state = grids.drive(grids.tutored(pair, history), prompt, grids.schedule("falling and rising"), 110).state
     state.pair = pair
     weights = target_weights(target)
@@ -62,24 +66,26 @@ def test_proposals_after_many_rounds_are_those_of_the_formulas():
     assert np.abs(block_logits(state) - expected).max() <= 5e-5 * np.abs(expected).max()
 
 
+@EITHER
 @pytest.mark.parametrize("kind", grids.KINDS)
 @pytest.mark.parametrize("prompt", ["1 token", "5 windows"])
-def test_proposals_after_rounds_of_all_widths(prompt, kind):
+def test_proposals_after_rounds_of_all_widths(shape, prompt, kind):
     """Every draft right, wrong, and a mix: after each of them the context holds the same rows."""
-    tokens = grids.prompts(SHAPE, kind)[prompt]
-    history = tokens + list(grids.plain(SHAPE, kind, prompt))
+    tokens = grids.prompts(shape, kind)[prompt]
+    history = tokens + list(grids.plain(shape, kind, prompt))
     for right in (0.0, 0.7, 1.0):
-        pair = grids.tutored(grids.pair(SHAPE, kind), history, right)
+        pair = grids.tutored(grids.pair(shape, kind), history, right)
         state = grids.drive(pair, tokens, grids.schedule("falling and rising")).state
-        state.pair = grids.pair(SHAPE, kind)
+        state.pair = grids.pair(shape, kind)
         check(state)
 
 
+@EITHER
 @pytest.mark.parametrize("step", [1, 7, 10, 11, 12, 37])
-def test_proposals_after_a_prompt_in_chunks(step):
+def test_proposals_after_a_prompt_in_chunks(shape, step):
     """A prompt of five windows; the chunks end inside, at and past the last window."""
-    state = State(grids.pair(SHAPE))
-    grids.prefill(state, grids.prompts(SHAPE)["5 windows"], Choice(Options(), 0), step, HostReads())
+    state = State(grids.pair(shape))
+    grids.prefill(state, grids.prompts(shape)["5 windows"], Choice(Options(), 0), step, HostReads())
     check(state)
 
 
@@ -95,11 +101,12 @@ def test_proposals_after_a_long_prompt_have_the_whole_window(count):
     assert not (block_logits(lonely) == block_logits(state)).all()  # the comparison can tell contexts apart
 
 
+@EITHER
 @pytest.mark.parametrize("plain", [1, BACKLOG_ROWS - 1, BACKLOG_ROWS, 2 * BACKLOG_ROWS + 9])
-def test_proposals_after_a_plain_stretch(plain):
+def test_proposals_after_a_plain_stretch(shape, plain):
     """Rows that were decoded without drafting reach the drafter in batches, before its next block."""
-    prompt = grids.prompts(SHAPE)["window"]
-    state = grids.drive(grids.pair(SHAPE), prompt, grids.schedule(0), 1 + plain).state
+    prompt = grids.prompts(shape)["window"]
+    state = grids.drive(grids.pair(shape), prompt, grids.schedule(0), 1 + plain).state
     assert len(state.tokens) == len(prompt) + 1 + plain
     check(state)
 
@@ -116,11 +123,12 @@ def test_drafting_goes_on_after_a_plain_stretch_as_if_it_had_never_stopped():
     check(done.state)
 
 
+@EITHER
 @pytest.mark.parametrize("kept", [30, 33, 40], ids=lambda kept: f"{kept} of 40 tokens kept")
-def test_proposals_after_a_session_was_reused(kept):
+def test_proposals_after_a_session_was_reused(shape, kept):
     """The history is cut in the middle, and another prompt goes on from there."""
-    session = Session(grids.pair(SHAPE))
-    prompt = grids.prompts(SHAPE)["5 windows"][:40]
+    session = Session(grids.pair(shape))
+    prompt = grids.prompts(shape)["5 windows"][:40]
     session.generate(prompt, max_tokens=9, draft_length=4)
     out = session.generate([*prompt[:kept], 3, 1, 4, 1, 5], max_tokens=1)
     assert out.stats.reused_tokens == kept

@@ -100,14 +100,14 @@ def test_a_drafter_with_shuffled_weights_changes_the_time_and_not_one_token():
     assert len(trained.stats.rounds) <= len(random_.stats.rounds)
 
 
-@pytest.mark.parametrize("kind", grids.KINDS)
-def test_whatever_the_drafter_is_the_tokens_are_the_targets(kind):
+@pytest.mark.parametrize(("name", "kind"), [*(("window 35", kind) for kind in grids.KINDS), ("DFlash-2", "float32")])
+def test_whatever_the_drafter_is_the_tokens_are_the_targets(name, kind):
     """Another seed's drafter, one that is always right, always wrong, and one whose logits are all the same."""
-    pair, other = grids.pair("window 35", kind), grids.pair("window 35", kind, seed=40)
-    prompt, expected = grids.prompts("window 35")["window"], grids.plain("window 35", kind, "window")
+    pair, other = grids.pair(name, kind), grids.pair(name, kind, seed=40)
+    prompt, expected = grids.prompts(name)["window"], grids.plain(name, kind, "window")
     history = prompt + list(expected)
     flat = grids.tutored(pair, [])
-    flat.drafter.draft = lambda block, context, target, rows: Slots(mx.zeros((rows, 131)))
+    flat.drafter.draft = lambda block, context, target, rows: Slots(mx.zeros((rows, target.config.vocab_size)))
     drafters = {
         "its own": pair,
         "another's": grids.replace(pair, drafter=other.drafter),
@@ -141,9 +141,10 @@ SAMPLING = [
 ]
 
 
+@pytest.mark.parametrize("name", ["window 11", "DFlash-2"])
 @pytest.mark.parametrize(("options", "kind"), list(zip(SAMPLING, itertools.cycle(grids.KINDS), strict=False)), ids=str)
-def test_seeded_rounds_equal_seeded_plain_decoding(options, kind):
-    pair, prompt = grids.pair("window 11", kind), grids.prompts("window 11")["window + 1"]
+def test_seeded_rounds_equal_seeded_plain_decoding(options, kind, name):
+    pair, prompt = grids.pair(name, kind), grids.prompts(name)["window + 1"]
     options = {**options, "seed": 20260729}
     plain = grids.drive(pair, prompt, grids.schedule(0), **options)
     greedy = grids.drive(pair, prompt, grids.schedule(0))
