@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from ..errors import DFlashError, InputError, must
+from ..round_log import TIMED_EVERY, write_rounds
 from .interrupt import Interrupts
 from .render import PrefillBar, hide_downloads, note, summary_line
 from .shared import generation_flags, generation_options, load_arguments, model_flags, output_flags
@@ -24,6 +26,7 @@ Examples:
   dflash-mlx generate "class Stack:" --max-tokens 64 --temperature 0.7 --seed 7
   cat module.py | dflash-mlx generate - --stop $'\\n\\n'
   dflash-mlx generate "import os" --json | python3 -m json.tool
+  dflash-mlx generate "import os" --rounds rounds.jsonl
   dflash-mlx generate "Once" --model ./target-4bit --draft ./drafter
   dflash-mlx generate "Once" --model ./target-4bit --no-draft
 """
@@ -33,8 +36,14 @@ Examples:
 @click.argument("prompt", required=False)
 @model_flags
 @generation_flags
+@click.option(
+    "--rounds",
+    type=click.Path(dir_okay=False, writable=True, path_type=Path),
+    metavar="FILE",
+    help="Write every round as a JSON line: counts, tokens, times.",
+)
 @output_flags
-def generate(prompt: str | None, as_json: bool, quiet: bool, **flags: Any) -> None:
+def generate(prompt: str | None, as_json: bool, quiet: bool, rounds: Path | None, **flags: Any) -> None:
     """Continue PROMPT, or what comes on standard input where PROMPT is "-".
 
     Text goes to stdout as it is generated, everything else to stderr. Exit code 0: done, 1: failed, 2: bad input,
@@ -48,10 +57,12 @@ def generate(prompt: str | None, as_json: bool, quiet: bool, **flags: Any) -> No
     writer = _JsonWriter() if as_json else _TextWriter()
     try:
         pair = _load(arguments, quiet)
-        generation = _run(pair, text, options, writer, quiet)
+        generation = _run(pair, text, options, writer, quiet, TIMED_EVERY if rounds else 0)
     except KeyboardInterrupt:
         generation = _nothing()
     writer.finish(generation)
+    if rounds:
+        write_rounds(generation, rounds)
     note(summary_line(generation), quiet)
     if generation.finish_reason == "cancelled":
         raise KeyboardInterrupt
@@ -116,7 +127,7 @@ class _JsonWriter:
 
 
 def _run(
-    pair: Pair, prompt: str, options: dict[str, Any], writer: _TextWriter | _JsonWriter, quiet: bool
+    pair: Pair, prompt: str, options: dict[str, Any], writer: _TextWriter | _JsonWriter, quiet: bool, timed_every: int
 ) -> Generation:
     """Generate and write as it comes; an interrupted generation says that it was cancelled."""
     from .. import Session
@@ -128,7 +139,7 @@ def _run(
             bar(done, total)
             interrupts.raise_if_asked()
 
-        stream: Any = session.stream_generate(prompt, **options, on_prefill=on_prefill)
+        stream: Any = session.stream_generate(prompt, **options, on_prefill=on_prefill, timed_every=timed_every)
         try:
             for chunk in stream:
                 writer.write(chunk.text)
