@@ -77,7 +77,7 @@ class TestHelp:
         from dflash_mlx.options import Options
 
         names = {parameter.name for parameter in cli.commands["generate"].params}
-        options = names - set(LOAD_FLAGS) - {"prompt", "as_json", "quiet"}
+        options = names - set(LOAD_FLAGS) - {"prompt", "as_json", "quiet", "rounds"}
         assert options == {item.name for item in fields(Options) if item.init} - {"logit_bias", "logits_processors"}
 
     def test_version_names_the_distribution(self) -> None:
