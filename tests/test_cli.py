@@ -53,9 +53,9 @@ class TestHelp:
     def test_help_lists_the_commands_that_exist(self) -> None:
         commands = run("--help").output.split("Commands:")[1].split("Examples:")[0]
         listed = re.findall(r"^  (\w+)  ", commands, re.MULTILINE)
-        assert listed == ["bench", "convert", "doctor", "generate"]
+        assert listed == ["bench", "chat", "convert", "doctor", "generate"]
 
-    @pytest.mark.parametrize("command", ["generate", "bench", "doctor", "convert"])
+    @pytest.mark.parametrize("command", ["generate", "chat", "bench", "doctor", "convert"])
     def test_each_command_shows_examples(self, command: str) -> None:
         result = run(command, "--help")
         assert result.exit_code == 0
@@ -176,7 +176,7 @@ class TestBadInput:
         def fail(*_: object) -> None:
             raise error
 
-        monkeypatch.setattr(generate_module, "_load", fail)
+        monkeypatch.setattr(generate_module, "load_pair", fail)
         result = run("generate", "x")
         assert result.exit_code == code
         assert result.stderr == POCKET_LINE + "Error: [a] b\n"
@@ -250,11 +250,11 @@ class TestGenerate:
         waiting = (
             "import dflash_mlx.cli.generate, sys\n"
             "module = sys.modules['dflash_mlx.cli.generate']\n"
-            "class Writer(module._TextWriter):\n"
+            "class Writer(module.TextWriter):\n"
             "    def write(self, text):\n"
             "        super().write(text)\n"
             "        if text.strip(): sys.stdin.readline()\n"
-            "module._TextWriter = Writer"
+            "module.TextWriter = Writer"
         )
         flags = ("--max-tokens", "32", "--draft-length", "2")
         process = start("generate", PROMPT, *flags, before=waiting, stdin=subprocess.PIPE)

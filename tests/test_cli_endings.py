@@ -53,7 +53,7 @@ class TestInterrupt:
         "            self.count += 1\n"
         "            if self.count == 3: os.kill(os.getpid(), signal.SIGINT)\n"
         "    return Writer\n"
-        "module._TextWriter = pressing(module._TextWriter)\n"
+        "module.TextWriter = pressing(module.TextWriter)\n"
         "module._JsonWriter = pressing(module._JsonWriter)\n"
     )
 
@@ -93,7 +93,7 @@ class TestInterrupt:
             os.kill(os.getpid(), signal.SIGINT)
             pytest.fail("the signal came too late")
 
-        monkeypatch.setattr(generate_module, "_load", press)
+        monkeypatch.setattr(generate_module, "load_pair", press)
         result = run("generate", PROMPT, *(["--json"] if as_json else []))
         assert result.exit_code == 130
         if not as_json:
@@ -151,7 +151,7 @@ class TestFailure:
         code = (
             "import sys; sys.stdout.reconfigure(encoding='ascii')\n"
             "import dflash_mlx.cli.generate\n"
-            "writer = sys.modules['dflash_mlx.cli.generate']._TextWriter()\n"
+            "writer = sys.modules['dflash_mlx.cli.generate'].TextWriter()\n"
             "writer.write('größe'); writer.finish(None)"
         )
         out, err = start(main=code).communicate(timeout=60)

@@ -14,6 +14,7 @@ import click
 from ..errors import DFlashError
 from ..resources import version
 from .bench import bench
+from .chat import chat
 from .convert import convert
 from .doctor import doctor
 from .generate import generate
@@ -23,6 +24,7 @@ EXIT_FAILED, EXIT_BAD_INPUT, EXIT_INTERRUPTED = 1, 2, 130
 EXAMPLES = """\b
 Examples:
   dflash-mlx generate "def fibonacci(n):"
+  dflash-mlx chat
   dflash-mlx bench --suite pocket
   dflash-mlx doctor
   dflash-mlx convert pocket ./pocket-4bit --bits 4
@@ -84,6 +86,7 @@ def cli() -> None:
 
 
 cli.add_command(generate)
+cli.add_command(chat)
 cli.add_command(bench)
 cli.add_command(doctor)
 cli.add_command(convert)

@@ -12,14 +12,21 @@ import click
 from ..errors import DFlashError, InputError, must
 from ..round_log import TIMED_EVERY, write_rounds
 from .interrupt import Interrupts
-from .render import PrefillBar, hide_downloads, note, summary_line
-from .shared import generation_flags, generation_options, load_arguments, model_flags, output_flags
+from .render import PrefillBar, TextWriter, note, summary_line
+from .shared import (
+    generation_flags,
+    generation_options,
+    load_arguments,
+    load_pair,
+    model_flags,
+    output_flags,
+    say_which,
+)
 
 if TYPE_CHECKING:
     from ..pair import Pair
     from ..stats import Generation
 
-POCKET_NOTE = "No --model given: running the pocket pair, a small model of Python code that comes with the package."
 EXAMPLES = """\b
 Examples:
   dflash-mlx generate "def fibonacci(n):"
@@ -52,11 +59,10 @@ def generate(prompt: str | None, as_json: bool, quiet: bool, rounds: Path | None
     arguments = load_arguments(flags)
     options = generation_options(flags)
     text = _read_prompt(prompt)
-    if flags["model"] is None:
-        note(POCKET_NOTE, quiet)
-    writer = _JsonWriter() if as_json else _TextWriter()
+    say_which(flags, quiet)
+    writer = _JsonWriter() if as_json else TextWriter()
     try:
-        pair = _load(arguments, quiet)
+        pair = load_pair(arguments, quiet)
         generation = _run(pair, text, options, writer, quiet, TIMED_EVERY if rounds else 0)
     except KeyboardInterrupt:
         generation = _nothing()
@@ -82,39 +88,6 @@ def _read_prompt(prompt: str | None) -> str:
         raise InputError(must("generate", "prompt", "UTF-8 text", f"other bytes ({error})", todo)) from error
 
 
-def _load(arguments: dict[str, Any], quiet: bool) -> Pair:
-    """Load the pair, and pass on what there is to know about it."""
-    from .. import load
-
-    if quiet:
-        hide_downloads()
-    pair = load(**arguments)
-    for line in pair.notes:
-        note(line, quiet)
-    return pair
-
-
-class _TextWriter:
-    """Writes text to stdout as it comes."""
-
-    def __init__(self) -> None:
-        self._last = ""
-        # A terminal that cannot show a character gets a replacement, not an error in the middle of a text.
-        sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
-
-    def write(self, text: str) -> None:
-        """Write a piece of text at once."""
-        if text:
-            sys.stdout.write(text)
-            sys.stdout.flush()
-            self._last = text[-1]
-
-    def finish(self, _generation: Generation) -> None:
-        """End the last line, as text files and shells expect."""
-        if self._last not in ("", "\n"):
-            self.write("\n")
-
-
 class _JsonWriter:
     """Writes one JSON object when all is done."""
 
@@ -127,7 +100,7 @@ class _JsonWriter:
 
 
 def _run(
-    pair: Pair, prompt: str, options: dict[str, Any], writer: _TextWriter | _JsonWriter, quiet: bool, timed_every: int
+    pair: Pair, prompt: str, options: dict[str, Any], writer: TextWriter | _JsonWriter, quiet: bool, timed_every: int
 ) -> Generation:
     """Generate and write as it comes; an interrupted generation says that it was cancelled."""
     from .. import Session

@@ -1,4 +1,4 @@
-"""What a person reads on stderr: notes, the progress of the prefill, and the summary line of a run."""
+"""What a person reads: text on stdout; on stderr notes, the progress of the prefill, and the summary line of a run."""
 
 from __future__ import annotations
 
@@ -110,3 +110,24 @@ class PrefillBar:
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
+
+
+class TextWriter:
+    """Writes text to stdout as it comes."""
+
+    def __init__(self) -> None:
+        self._last = ""
+        # A terminal that cannot show a character gets a replacement, not an error in the middle of a text.
+        sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
+
+    def write(self, text: str) -> None:
+        """Write a piece of text at once."""
+        if text:
+            sys.stdout.write(text)
+            sys.stdout.flush()
+            self._last = text[-1]
+
+    def finish(self, _generation: Generation | None = None) -> None:
+        """End the last line, as text files and shells expect."""
+        if self._last not in ("", "\n"):
+            self.write("\n")

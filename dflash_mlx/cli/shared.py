@@ -8,9 +8,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import fields
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+
+from .render import hide_downloads, note
+
+if TYPE_CHECKING:
+    from ..pair import Pair
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -19,6 +24,7 @@ UNITS = {"": 1, "B": 1} | {
     for power, prefix in enumerate("KMGT", start=1)
     for suffix, base in (("", 1000), ("B", 1000), ("IB", 1024))
 }
+POCKET_NOTE = "No --model given: running the pocket pair, a small model of Python code that comes with the package."
 LOAD_FLAGS = ("model", "draft", "no_draft", "max_context", "max_memory", "kernels")
 
 
@@ -150,6 +156,24 @@ def generation_options(flags: Mapping[str, Any]) -> dict[str, Any]:
     }
     Options(**options)
     return options
+
+
+def say_which(flags: Mapping[str, Any], quiet: bool) -> None:
+    """Say that the pocket pair runs, where no other was asked for."""
+    if flags["model"] is None:
+        note(POCKET_NOTE, quiet)
+
+
+def load_pair(arguments: dict[str, Any], quiet: bool) -> Pair:
+    """Load the pair, and pass on what there is to know about it."""
+    from .. import load
+
+    if quiet:
+        hide_downloads()
+    pair = load(**arguments)
+    for line in pair.notes:
+        note(line, quiet)
+    return pair
 
 
 def _option(flag: str, kind: Any, text: str) -> Callable[[Command], Command]:
