@@ -103,13 +103,19 @@ class History:
     Attributes:
         offset: position of the next row to be written; rows past it are leftovers to be overwritten.
         start: the oldest position whose ring row has not been overwritten.
+        end: the position after the newest row that was written, kept or not.
     """
 
     layers: list[Rows]
 
     def __init__(self, window: int):
         self.window, self.ring = window, ring_rows(window)
-        self.offset = self.start = 0
+        self.offset = self.start = self.end = 0
+
+    @property
+    def rings(self) -> list[Rows]:
+        """The layers that are rings."""
+        return self.layers
 
     def fork(self) -> Self:
         """Another history with the same rows, to go on from here on its own."""
@@ -136,7 +142,8 @@ class History:
         if not 0 < rows <= self.max_rows:
             todo = "Feed the rows in smaller steps."
             raise DFlashError(must("cache", "rows of one forward", f"between 1 and {self.max_rows}", rows, todo))
-        self.start = max(self.start, self.offset + rows - self.ring)
+        self.end = self.offset + rows
+        self.start = max(self.start, self.end - self.ring)
 
     def advance(self, rows: int) -> None:
         """Keep `rows` rows that were written past the offset."""
@@ -158,6 +165,23 @@ class History:
             raise DFlashError(must("cache", "position to go back to", expected, position, todo))
         self.offset = position
 
+    def ring_copies(self, first: int, position: int) -> list[mx.array]:
+        """Copies of the ring rows of positions first..position-1, oldest first; lazy.
+
+        Returns:
+            Keys and values of each ring in turn, [1, Hk, position - first, D].
+        """
+        rows = mx.arange(first, position) % self.ring
+        # Taken by index, which always copies: a slice would keep the whole ring alive, and rounds would copy it.
+        return [mx.take(array, rows, axis=2) for ring in self.rings for array in (ring.keys, ring.values)]
+
+    def put_back(self, first: int, position: int, copies: Sequence[mx.array]) -> None:
+        """Hold the positions first..position-1 again, each in its own row; `copies` as `ring_copies` gave them."""
+        for ring, keys, values in zip(self.rings, copies[::2], copies[1::2], strict=True):
+            if first < position:
+                ring.write(first, keys[:, :, : position - first], values[:, :, : position - first])
+        self.start, self.offset = first, position
+
 
 class TargetCache(History):
     """The target's keys and values of one session.
@@ -176,6 +200,15 @@ class TargetCache(History):
         self.layers = [
             Rows(config.num_kv_heads, config.head_dim, dtype, first if full else self.ring) for full in self._full
         ]
+
+    @property
+    def rings(self) -> list[Rows]:
+        return [layer for layer, full in zip(self.layers, self._full, strict=True) if not full]
+
+    @property
+    def full_layers(self) -> list[Rows]:
+        """The layers whose rows no later position overwrites."""
+        return [layer for layer, full in zip(self.layers, self._full, strict=True) if full]
 
     def reserve(self, rows: int) -> None:
         """As `History.reserve`; the full layers grow too.

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 
 from .state import State
 
+FORK_ROWS = 64  # so much of a prompt is worth a checkpoint, where an earlier prompt shared it and it is not held
+
 Progress = Callable[[int, int], None]
 
 
@@ -14,14 +16,13 @@ def reuse(state: State, prompt: Sequence[int]) -> int:
 
     At least the prompt's last token is left to be fed, as its logits are needed.
     """
-    shared = 0
-    most = min(len(prompt) - 1, state.cache.offset, len(state.tokens))
-    while shared < most and state.tokens[shared] == prompt[shared]:
-        shared += 1
-    # Where so much is to be fed that the drafter will see nothing of what is shared, its context does not matter.
-    unseen = state.seen_from(len(prompt)) >= shared
-    position = shared if unseen else min(shared, state.held)
-    if position and state.roll_back(position, keep_context=not unseen):
-        return position
-    state.reset()
-    return 0
+    shared, end = state.shared(prompt), len(prompt)
+    position = state.reachable(shared, end)
+    state.go_back(position, end)
+    state.checkpoints.mark(position, state.histories)
+    # Here a prompt left the history before, and it will happen again (a system prompt that several chats share).
+    state.fork_at = shared if shared - position >= FORK_ROWS else None
+    if state.fork_at:
+        state.checkpoints.mark(state.fork_at, state.histories)
+    state.checkpoints.mark(end, state.histories)
+    return position

@@ -57,6 +57,9 @@ def step(work: Sequence[Work], reads: HostReads, split: bool = False) -> list[Ro
         For each session its round, or the error that ends its generation and no other's.
     """
     started, before = time.perf_counter(), reads.seconds
+    copies = [copy for each in work for copy in each.state.secure(each.rows + each.length)]
+    if copies:  # rarely: the read of the step before has made those that a round could need
+        reads.read(mx.zeros((1,)), copies)
     proposals, draft_s = [draft(each.state, each.choice, each.length) for each in work], None
     if any(each.length and (split or each.choice.reads_drafts) for each in work):
         contexts = [array for each in work if each.state.context for array in each.state.context.arrays]
@@ -65,6 +68,7 @@ def step(work: Sequence[Work], reads: HostReads, split: bool = False) -> list[Ro
     chosen, taps = verify(work, proposals)
     found = [part for p, c in zip(proposals, chosen, strict=True) for part in (accept(p, c), p, c)]
     along = [array for each, rows in zip(work, taps, strict=True) for array in (*each.state.arrays, *rows)]
+    along += [copy for each in work for copy in each.state.secure_ahead()]
     numbers = reads.read(mx.concatenate(found), along)
     waited = reads.seconds - before
     fed = sum(each.rows + each.length for each in work)

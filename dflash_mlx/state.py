@@ -8,7 +8,8 @@ from copy import copy
 
 import mlx.core as mx
 
-from .cache import DrafterContext, TargetCache
+from .cache import DrafterContext, History, TargetCache
+from .checkpoint import MOST_CHECKPOINTS, Checkpoints
 from .pair import Pair
 
 BACKLOG_ROWS = 64  # rows decoded without drafting are projected for the drafter in batches of this
@@ -41,10 +42,13 @@ class State:
         tokens: the committed ids.
         cache: the target's keys and values.
         context: the drafter's, or `None` without a drafter.
+        checkpoints: the positions that one can go back to.
+        fork_at: a position of the prompt where a prompt left the history before: the drafter sees it too; or `None`.
     """
 
-    def __init__(self, pair: Pair):
+    def __init__(self, pair: Pair, checkpoints: int = MOST_CHECKPOINTS):
         self.pair = pair
+        self.checkpoints = Checkpoints(checkpoints)
         self.reset()
 
     def reset(self) -> None:
@@ -53,6 +57,8 @@ class State:
         self.tokens: list[int] = []
         self.cache = TargetCache(pair.target.config, pair.dtype, pair.max_context)
         self.context = DrafterContext(pair.drafter.config, pair.dtype) if pair.drafter else None
+        self.checkpoints = Checkpoints(self.checkpoints.most)
+        self.fork_at: int | None = None
         self._backlog: list[list[mx.array]] = []  # per plain step: the taps, each [T, E], not yet projected
 
     @property
@@ -64,6 +70,16 @@ class State:
     def arrays(self) -> list[mx.array]:
         """What must be evaluated with each read, so that no graph outlives its round."""
         return self.cache.arrays + (self.context.arrays if self.context else [])
+
+    @property
+    def histories(self) -> list[History]:
+        """The caches: the target's, and the drafter's context where there is one."""
+        return [self.cache, self.context] if self.context else [self.cache]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the caches and of what was copied for checkpoints."""
+        return sum(history.nbytes for history in self.histories) + self.checkpoints.nbytes
 
     @property
     def _unprojected(self) -> int:
@@ -80,14 +96,22 @@ class State:
         """Committed tokens that the target's cache does not hold yet."""
         return len(self.tokens) - self.cache.offset
 
+    @property
+    def stop(self) -> int:
+        """Where the tokens that wait end, or the place among them at which a checkpoint is left."""
+        return self.fork_at if self.fork_at and self.cache.offset < self.fork_at else len(self.tokens)
+
+    def _unseen(self, rows: int) -> int:
+        """How many of the next `rows` rows the drafter will never see, nor anything before them."""
+        return min(rows, max(0, self.seen_from(self.stop) - self.cache.offset))
+
     def wanted_taps(self, rows: int) -> tuple[int, ...]:
         """The taps of a forward of `rows` waiting tokens: none where the drafter will see none of these rows."""
-        return self.taps if self.cache.offset + rows > self.seen_from(len(self.tokens)) else ()
+        return self.taps if self._unseen(rows) < rows else ()
 
     def commit(self, rows: int, tokens: Sequence[int], taps: Sequence[mx.array]) -> None:
         """Keep the first `rows` rows of the last forward, and the tokens that came after those that waited."""
-        unseen = self.seen_from(len(self.tokens)) - self.cache.offset
-        self.keep(rows, taps, min(rows, max(0, unseen)))
+        self.keep(rows, taps, self._unseen(rows))
         self.tokens.extend(tokens)
 
     def keep(self, rows: int, taps: Sequence[mx.array], unseen: int = 0) -> None:
@@ -125,6 +149,7 @@ class State:
         """Another state with this history, to go on from here on its own; rows are shared until one of them writes."""
         other = copy(self)
         other.tokens, other._backlog = list(self.tokens), list(self._backlog)
+        other.checkpoints = self.checkpoints.fork()
         other.cache, other.context = self.cache.fork(), self.context.fork() if self.context else None
         return other
 
@@ -144,21 +169,63 @@ class State:
         """
         return end - (self.context.ring - self.pair.block_size) if self.context else end
 
-    def roll_back(self, position: int, keep_context: bool = True) -> bool:
-        """Go back to `position` rows; returns whether that was possible (else nothing has changed).
+    def secure(self, rows: int) -> list[mx.array]:
+        """Copies of what checkpoints need of the rows that a forward of `rows` rows overwrites; evaluate them first."""
+        unseen = self._unseen(rows)
+        return self._copies(self.cache.offset + rows, self.cache.offset + unseen if unseen else 0)
 
-        Args:
-            position: rows to keep.
-            keep_context: the drafter's context must go back too; else it starts anew at `position`.
+    def secure_ahead(self) -> list[mx.array]:
+        """As `secure` for the round after this step, to be evaluated with this step's read.
+
+        At that time all that the step writes is written and nothing of the next: so a copy costs no further read, and
+        the next writes find buffers that nothing older holds.
         """
+        return self._copies(self.cache.end + self.pair.block_size)
+
+    def _copies(self, end: int, seen_from: int = 0) -> list[mx.array]:
+        """What checkpoints need before rows up to `end` are written and the drafter's context begins at `seen_from`."""
+        if self.context and any(self.context.offset < at <= self.cache.offset for at in self.checkpoints.positions):
+            self.project_backlog()  # later it might overwrite the window of this checkpoint, or be thrown away
+        kept_from = [max(end - history.ring, at) for history, at in zip(self.histories, (0, seen_from), strict=False)]
+        return self.checkpoints.secure(self.histories, kept_from)
+
+    def shared(self, prompt: Sequence[int]) -> int:
+        """How many leading tokens of the prompt the target's cache was fed, at most all but the prompt's last."""
+        count, most = 0, min(len(prompt) - 1, self.cache.offset, len(self.tokens))
+        while count < most and self.tokens[count] == prompt[count]:
+            count += 1
+        return count
+
+    def reachable(self, shared: int, end: int) -> int:
+        """The largest position, at most `shared`, that one can go back to for a prompt of `end` tokens; else 0."""
         self.project_backlog()
-        kept = self.context if keep_context else None
-        if not self.cache.can_trim_to(position) or (kept and not kept.can_trim_to(position)):
-            return False
-        self.cache.trim_to(position)
-        if kept:
-            kept.trim_to(position)
-        elif self.context:
+        positions = {shared, min(shared, self.held), *(min(shared, at) for at in self.checkpoints.positions)}
+        return next((at for at in sorted(positions, reverse=True) if self._can_go_back(at, end)), 0)
+
+    def _needed(self, position: int, end: int) -> list[History]:
+        """The caches that must go back too: not the drafter's context where the prompt is so long that it sees none."""
+        return self.histories[:1] if self.seen_from(end) >= position else self.histories
+
+    def _can_go_back(self, position: int, end: int) -> bool:
+        return all(
+            history.can_trim_to(position) or self.checkpoints.window(cache, history, position)
+            for cache, history in enumerate(self._needed(position, end))
+        )
+
+    def go_back(self, position: int, end: int) -> None:
+        """Go back to `position` rows, as `reachable` gave it for a prompt of `end` tokens; 0 forgets everything."""
+        if position == 0:
+            self.reset()
+            return
+        self.project_backlog()
+        needed = self._needed(position, end)
+        for cache, history in enumerate(needed):
+            window = self.checkpoints.window(cache, history, position)
+            if history.can_trim_to(position):
+                history.trim_to(position)
+            elif window is not None:
+                history.put_back(window.first, position, window.copies)
+        if self.context and self.context not in needed:
             self.context.skip_to(position)
+        self.checkpoints.go_back(position, self.cache)
         del self.tokens[position:]
-        return True

@@ -95,7 +95,7 @@ class Stream:
         """
         state = self.state
         if not self.output.tokens:
-            most = min(self.options.prefill_step_size, state.cache.max_rows, state.waiting)
+            most = min(self.options.prefill_step_size, state.cache.max_rows, state.stop - state.cache.offset)
             return Work(state, self._choice, self.output, most if rows is None else min(most, rows))
         room = self.pair.max_context - state.cache.offset - 1
         length = min(self._policy.next(state.cache.offset, streams), self.output.wanted - 1, room)

@@ -20,7 +20,7 @@ PACKAGE = Path(dflash_mlx.__file__).parent
 # The modules that a round runs through: in them nobody waits but the one function that counts.
 ON_THE_PATH = (
     "round.py", "state.py", "prefill.py", "stream.py", "session.py", "choice.py", "cache.py", "output.py", "text.py",
-    "noise.py", "filters.py", "processors.py", "slots.py", "models/dflash.py", "models/dflash2.py",
+    "checkpoint.py", "noise.py", "filters.py", "processors.py", "slots.py", "models/dflash.py", "models/dflash2.py",
     "models/muse_glimmer.py", "models/layers.py", "kernels/serving.py", "kernels/block_attention.py",
     "kernels/launch.py",
 )  # fmt: skip
