@@ -177,9 +177,9 @@ class History:
 
     def put_back(self, first: int, position: int, copies: Sequence[mx.array]) -> None:
         """Hold the positions first..position-1 again, each in its own row; `copies` as `ring_copies` gave them."""
-        for ring, keys, values in zip(self.rings, copies[::2], copies[1::2], strict=True):
-            if first < position:
-                ring.write(first, keys[:, :, : position - first], values[:, :, : position - first])
+        rows = position - first
+        for ring, keys, values in zip(self.rings if rows else (), copies[::2], copies[1::2], strict=True):
+            ring.write(first, keys[:, :, :rows], values[:, :, :rows])
         self.start, self.offset = first, position
 
 

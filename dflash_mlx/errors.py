@@ -29,6 +29,10 @@ class CheckpointError(DFlashError, ValueError):
     """A config, a tensor or a file of a checkpoint that cannot be used as it is."""
 
 
+class SessionFileError(InputError):
+    """A session's file that is damaged, of another version or of another model; or one that cannot be written."""
+
+
 class MemoryPlanError(InputError):
     """The memory plan does not fit the machine or ``max_memory``."""
 

@@ -25,4 +25,5 @@ def reuse(state: State, prompt: Sequence[int]) -> int:
     if state.fork_at:
         state.checkpoints.mark(state.fork_at, state.histories)
     state.checkpoints.mark(end, state.histories)
+    state.turn_start = end - 1
     return position

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 
+from . import session_file
 from .errors import DFlashError, must
 from .options import Options
 from .pair import Pair
@@ -39,6 +41,31 @@ class Session:
         """Forget the history."""
         self._run += 1
         self._state.reset()
+
+    def fork(self) -> Session:
+        """Another session with the same history, to go on from here on its own; rows are shared until one writes."""
+        other = Session(self.pair)
+        other._state = self._state.fork()
+        return other
+
+    def save(self, path: str | Path) -> None:
+        """Write history and caches to a file, all of it or nothing.
+
+        Raises:
+            SessionFileError: it cannot be written.
+        """
+        session_file.save(self._state, path)
+
+    @classmethod
+    def load(cls, pair: Pair, path: str | Path) -> Session:
+        """The session that was saved with this pair; it goes on as if it had never left memory.
+
+        Raises:
+            SessionFileError: the file is missing, damaged, of another version or of another model.
+        """
+        session = cls(pair)
+        session._state = session_file.load(pair, path)
+        return session
 
     def generate(self, prompt: Prompt, **options: Any) -> Generation:
         """Generate to the end; arguments as `stream_generate`."""

@@ -43,12 +43,15 @@ class State:
         cache: the target's keys and values.
         context: the drafter's, or `None` without a drafter.
         checkpoints: the positions that one can go back to.
+        turn_start: the least position that a prompt goes back to if it belongs to the newest turn, or goes on from it.
+        notes: what the next generation should tell the user.
         fork_at: a position of the prompt where a prompt left the history before: the drafter sees it too; or `None`.
     """
 
     def __init__(self, pair: Pair, checkpoints: int = MOST_CHECKPOINTS):
         self.pair = pair
         self.checkpoints = Checkpoints(checkpoints)
+        self.notes: list[str] = []
         self.reset()
 
     def reset(self) -> None:
@@ -59,6 +62,7 @@ class State:
         self.context = DrafterContext(pair.drafter.config, pair.dtype) if pair.drafter else None
         self.checkpoints = Checkpoints(self.checkpoints.most)
         self.fork_at: int | None = None
+        self.turn_start = 0
         self._backlog: list[list[mx.array]] = []  # per plain step: the taps, each [T, E], not yet projected
 
     @property

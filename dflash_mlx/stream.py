@@ -67,6 +67,8 @@ class Stream:
     def begin(self, state: State) -> None:
         """Go on from what `state` holds of the prompt; the rest of it waits from now on."""
         self._state, self._started = state, time.perf_counter()
+        self.stats.notes += state.notes
+        state.notes = []
         self.stats.reused_tokens = reuse(state, self.prompt)
         state.tokens[self.stats.reused_tokens :] = self.prompt[self.stats.reused_tokens :]
 
