@@ -19,6 +19,7 @@ from tiny import write_drafter, write_target
 
 from dflash_mlx.cache import DrafterContext, Part, TargetCache
 from dflash_mlx.loading import load_drafter, load_target
+from dflash_mlx.slots import Slots
 
 GOLDEN = Path(__file__).parent / "golden"
 SHARE = 2e-5  # of the largest reference value: what float32 may lose
@@ -77,6 +78,18 @@ def run_blocks(
     dtype: mx.Dtype = mx.float32,
 ) -> np.ndarray:
     """Drafter logits [rounds, S-1, V]: each round adds context rows, then drafts one whole block after them."""
+    return np.stack([np.array(slots.logits) for slots in run_slots(target, drafter, tokens, features, rows, dtype)])
+
+
+def run_slots(
+    target: Any,
+    drafter: Any,
+    tokens: np.ndarray,
+    features: np.ndarray,
+    rows: Sequence[int],
+    dtype: mx.Dtype = mx.float32,
+) -> list[Slots]:
+    """What a drafter says of each round's block; the next round's rows overwrite the block's own."""
     config, context = drafter.config, DrafterContext(drafter.config, dtype)
     found = []
     for count in rows:
@@ -86,8 +99,9 @@ def run_blocks(
             drafter.extend(context, mx.split(fed, len(config.taps), axis=-1))
             context.advance(step)
         block = [int(tokens[context.offset])] + [config.mask_token_id] * (config.block_size - 1)
-        found.append(np.array(drafter.draft_logits(mx.array(block, mx.uint32), context, target, len(block) - 1)))
-    return np.stack(found)
+        found.append(drafter.draft(mx.array(block, mx.uint32), context, target, len(block) - 1))
+        mx.eval(found[-1].logits)
+    return found
 
 
 def distance(found: np.ndarray, expected: np.ndarray) -> float:

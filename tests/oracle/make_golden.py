@@ -47,6 +47,7 @@ from specs import (
 from stored import as_stored, rounded, write_safetensors
 
 MARGIN = 1e-3  # least gap between the best two logits of a greedy run that another runtime has to repeat
+CODE = [target_code, drafter_code]  # modules that mention a precision of their own
 NEW_TOKENS = 48  # of an assisted run
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
 ODD_TYPES = (SLIDING, FULL, SLIDING, SLIDING, SLIDING, FULL)
@@ -82,15 +83,17 @@ class Doubled:
 @contextmanager
 def precision(name: str) -> Iterator[torch.dtype]:
     """Within it, models built have this dtype; for float64 the upcasts inside the models are float64 too."""
-    real, plain = torch.Tensor.float, (target_code.torch, drafter_code.torch)
+    real, plain = torch.Tensor.float, [code.torch for code in CODE]
     if name == "float64":
         torch.Tensor.float = torch.Tensor.double
-        target_code.torch = drafter_code.torch = Doubled()
+        for code in CODE:
+            code.torch = Doubled()
     try:
         yield DTYPES[name]
     finally:
         torch.Tensor.float = real
-        target_code.torch, drafter_code.torch = plain
+        for code, own in zip(CODE, plain, strict=True):
+            code.torch = own
 
 
 def build(target: TargetSpec, drafter: DrafterSpec, dtype: torch.dtype, stored: str) -> tuple[Any, Any]:
