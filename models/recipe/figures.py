@@ -11,6 +11,7 @@ import os
 import drafter
 import target
 from blocks import DRAFTER_CONFIG
+from publish import DRAFTERS
 from safetensors import safe_open
 
 
@@ -28,17 +29,19 @@ def main():
     result = {
         "target": {"parameters": parameters(os.path.join(args.out, "target")), "steps": target.TOTAL,
                    "tokens_per_step": target.BATCH * target.LENGTH},
-        "drafter": {"parameters": parameters(os.path.join(args.out, "drafter")), "steps": drafter.TOTAL,
-                    "blocks_per_step": drafter.BATCH * drafter.ANCHORS, "taps": DRAFTER_CONFIG["target_layer_ids"],
-                    "continuation_tokens": drafter.POOL * drafter.ROWS * drafter.SPAN},
+        "drafters": {name: parameters(os.path.join(args.out, name)) for name in DRAFTERS},
+        "training": {"steps": drafter.TOTAL, "blocks_per_step": drafter.BATCH * drafter.ANCHORS,
+                     "taps": DRAFTER_CONFIG["target_layer_ids"],
+                     "continuation_tokens": drafter.POOL * drafter.ROWS * drafter.SPAN},
     }  # fmt: skip
-    for name in ("evaluation_target", "evaluation_baselines", "acceptance", "measure"):
+    names = ["evaluation_target", "evaluation_baselines", *(f"acceptance_{name}" for name in DRAFTERS)]
+    for name in [*names, "measure", "measure_quantised"]:
         path = os.path.join(args.work, f"{name}.json")
         if os.path.exists(path):
             with open(path) as file:
                 result[name] = json.load(file)
     with open(os.path.join(args.out, "figures.json"), "w") as file:
-        json.dump(result, file, indent=1)
+        json.dump(result, file, separators=(",", ":"))
         file.write("\n")
 
 

@@ -1,10 +1,12 @@
-"""Measure the finished pair with the project's own runtime: accepted drafts and tokens per second.
+"""Measure the finished pairs with the project's own runtime: accepted drafts and tokens per second.
 
-Every prompt is decoded plainly and with each draft length, one after the other, so that all of them meet the same
-load of the machine. Texts should be equal. A round counts as looping when the text up to its anchor repeats itself;
-rounds that the token budget cut short are left out of the acceptance figures. Times cover decoding only.
+Every prompt is decoded plainly and with each drafter and draft length, one after the other, so that all of them meet
+the same load of the machine. Texts should be equal. A round counts as looping when the text up to its anchor repeats
+itself; rounds that the token budget cut short are left out of the acceptance figures. Times cover decoding only.
 
-Command: python measure.py --work WORK     writes WORK/measure.json
+Commands: python measure.py --work WORK                              writes WORK/measure.json
+          python measure.py --work WORK --quantised WORK/converted   writes WORK/measure_quantised.json
+The second measures drafters that `dflash-mlx convert` wrote, FOLDER/NAME each, and only what they get accepted.
 """
 
 import argparse
@@ -20,8 +22,8 @@ from tokenizers import Tokenizer
 
 import dflash_mlx
 
-LENGTHS = [0, 1, 2, 3, 4, 5, 7, 15]  # 0 is plain decoding
-SAMPLED = [0, 4, 7]
+DRAFTERS = {"v1": "drafter", "dflash2": "drafter2"}
+LENGTHS = {"code": [2, 3, 4, 6, 7], "code_sampled_0.7": [4, 7], "chat": [4, 6, 7]}
 NEW = 128
 
 
@@ -47,29 +49,34 @@ def accepted(found, length):
         counts = np.array([count for loop, count in found if loop in keep])
         if len(counts):
             by = [round(float((counts > j).mean()), 3) for j in range(length)]
-            table[name] = {"rounds": len(counts), "mean_accepted": round(float(counts.mean()), 3), "by_position": by}
+            mean = float(counts.mean())
+            table[name] = {"rounds": len(counts), "mean_accepted": round(mean, 3), "mean_length": round(mean + 1, 3)}
+            table[name] |= {"accepted_share": round(mean / length, 3), "by_position": by}
     return table
 
 
-def measure(pair, prompts, temperature, lengths):
-    """Acceptance and speed by draft length; on every prompt all lengths take turns, plain decoding first."""
-    runs = {k: [] for k in lengths}
+def measure(pairs, prompts, temperature, lengths):
+    """Acceptance and speed by drafter and draft length; on every prompt all take turns, plain decoding first."""
+    ways = [("plain", 0), *((name, k) for k in lengths for name in pairs)]
+    runs = {way: [] for way in ways}
     for i, prompt in enumerate(prompts):
-        for k in lengths:
-            runs[k].append(generate(pair, prompt, k, temperature, i))
+        for name, k in ways:
+            pair = pairs.get(name) or next(iter(pairs.values()))
+            runs[name, k].append(generate(pair, prompt, k, temperature, i))
         print(f"temperature {temperature} prompt {i + 1} of {len(prompts)}", flush=True)
-    table, plain = {}, runs[0]
-    for k, results in runs.items():
+    plain, table = runs["plain", 0], {}
+    for (name, k), results in runs.items():
         tokens = sum(entry.committed for result in results for entry in result.stats.rounds)
         seconds = sum(entry.total_s for result in results for entry in result.stats.rounds)
         row = {"tokens_per_s": round(tokens / seconds, 1), "tokens": tokens}
         if k:
             row["equal_to_plain"] = sum(a.tokens == b.tokens for a, b in zip(results, plain, strict=True))
             row |= accepted([r for p, x in zip(prompts, results, strict=True) for r in full_rounds(x, p, k)], k)
-        table[str(k)] = row
-        print(temperature, k, {n: row[n].get("mean_accepted") if isinstance(row[n], dict) else row[n] for n in row})
+        table.setdefault(name, {})[str(k)] = row
+        brief = {n: row[n].get("mean_accepted") if isinstance(row[n], dict) else row[n] for n in row}
+        print(temperature, name, k, brief, flush=True)
     fresh = [m for p, r in zip(prompts, plain, strict=True) for m in looping(np.array([[*p, *r.tokens]]))[0, len(p) :]]
-    return {"prompts": len(prompts), "looping_share": round(float(np.mean(fresh)), 3), "by_draft_length": table}
+    return {"prompts": len(prompts), "looping_share": round(float(np.mean(fresh)), 3), "by_drafter": table}
 
 
 def main():
@@ -77,18 +84,21 @@ def main():
     parser.add_argument("--work", required=True)
     parser.add_argument("--out", default=os.path.join(HERE, "..", "pocket"))
     parser.add_argument("--prompts", type=int, default=8)
+    parser.add_argument("--quantised", metavar="FOLDER", help="measure the converted drafters in it, at length 7")
     args = parser.parse_args()
-    folders = [os.path.join(args.out, name) for name in ("target", "drafter")]
-    pair, began = dflash_mlx.load(folders[0], draft=folders[1]), time.time()
-    prompts = held_prompts(args.work, Tokenizer.from_file(os.path.join(folders[0], "tokenizer.json")))
-    code = prompts["code"][:: max(1, len(prompts["code"]) // args.prompts)][: args.prompts]
-    path, result = os.path.join(args.work, "measure.json"), {}
-    parts = {
-        "code": (code, 0.0, LENGTHS), "code_sampled_0.7": (code, 0.7, SAMPLED),
-        "chat": (prompts["chat"][: args.prompts], 0.0, SAMPLED),
-    }  # fmt: skip
-    for name, part in parts.items():
-        result[name] = measure(pair, *part)
+    began, target = time.time(), os.path.join(args.out, "target")
+    folders = {name: os.path.join(args.out, folder) for name, folder in DRAFTERS.items()}
+    if args.quantised:
+        folders |= {name: os.path.join(args.quantised, name) for name in sorted(os.listdir(args.quantised))}
+    pairs = {name: dflash_mlx.load(target, draft=folder) for name, folder in folders.items()}
+    prompts = held_prompts(args.work, Tokenizer.from_file(os.path.join(target, "tokenizer.json")))
+    prompts["code"] = prompts["code"][:: max(1, len(prompts["code"]) // args.prompts)]
+    path = os.path.join(args.work, "measure_quantised.json" if args.quantised else "measure.json")
+    parts = {"code": [7], "chat": [7]} if args.quantised else LENGTHS
+    result = {}
+    for name, lengths in parts.items():
+        kind, temperature = name.split("_")[0], 0.7 if "sampled" in name else 0.0
+        result[name] = measure(pairs, prompts[kind][: args.prompts], temperature, lengths)
         with open(path, "w") as file:
             json.dump(result, file, indent=1)
     print(f"{time.time() - began:.0f} s")
