@@ -98,7 +98,7 @@ for (int tap = 0; tap < taps; tap++) {
 #pragma clang loop unroll(full)
           for (int i = 0; i < PER; i++) {
             const float value = float(own[i]);
-            totals[r][c] += value;
+            if (BITS != 0) totals[r][c] += value;
             inputs[r][c][i] = value * power(BITS * ((lane_row * PER + i) % WORD));
           }
         }
@@ -125,26 +125,33 @@ for (int tap = 0; tap < taps; tap++) {
       }
     }
 
-    // The group's part of the sums: scale * (q . x) + bias * (sum of x), whose parts lie in the 8 lanes of a column.
+    // The group's part of the sums: scale * (q . x) + bias * (sum of x). The sum's parts lie in the 8 lanes of a column.
+    if (BITS != 0) {
 #pragma clang loop unroll(full)
-    for (int r = 0; r < ROW_TILES; r++) {
-      if (r >= row_tiles) continue;
-      for (int c = 0; c < 2; c++) {
-        float total = totals[r][c];
-        if (BITS != 0) {
-          total += simd_shuffle_xor(total, ushort(2));
-          total += simd_shuffle_xor(total, ushort(4));
-          total += simd_shuffle_xor(total, ushort(16));
+      for (int r = 0; r < ROW_TILES; r++) {
+        if (r >= row_tiles) continue;
+        for (int c = 0; c < 2; c++) {
+          totals[r][c] += simd_shuffle_xor(totals[r][c], ushort(2));
+          totals[r][c] += simd_shuffle_xor(totals[r][c], ushort(4));
+          totals[r][c] += simd_shuffle_xor(totals[r][c], ushort(16));
         }
-        for (int t = 0; t < COLUMN_TILES; t++) {
-          const float dot = dots[r][t].thread_elements()[c];
-          if (BITS == 0) {
-            sums[r][t][c] += dot;
-          } else {
-            const int column = min(first_column + t * TILE + lane_row, columns - 1);
-            const size_t of = size_t(column) * (taps * tap_groups) + dealt + group;
-            sums[r][t][c] = fma(float(biases[of]), total, fma(float(scales[of]), dot, sums[r][t][c]));
-          }
+      }
+    }
+#pragma clang loop unroll(full)
+    for (int t = 0; t < COLUMN_TILES; t++) {
+      float scale = 1.0f;
+      float bias = 0.0f;
+      if (BITS != 0) {
+        const int column = min(first_column + t * TILE + lane_row, columns - 1);
+        const size_t of = size_t(column) * (taps * tap_groups) + dealt + group;
+        scale = float(scales[of]);
+        bias = float(biases[of]);
+      }
+#pragma clang loop unroll(full)
+      for (int r = 0; r < ROW_TILES; r++) {
+        for (int c = 0; c < 2; c++) {
+          sums[r][t][c] = fma(scale, dots[r][t].thread_elements()[c], sums[r][t][c]);
+          if (BITS != 0) sums[r][t][c] = fma(bias, totals[r][c], sums[r][t][c]);
         }
       }
     }

@@ -1,21 +1,21 @@
-"""Deliberate faults in block_attention.metal: by hand, and by rule at every place where the rule applies.
+"""Deliberate faults in a kernel: by hand, and by rule at every place where the rule applies.
 
 A mutant counts as caught where the harness reports it or a result is wrong; a text that does not compile would prove
-nothing, and is an error of the suite.
+nothing, and is an error of the suite. Each kernel's file of mutants has a `Subject`.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
+from types import ModuleType
 
 from dflash_mlx.kernels.launch import parse_kernels
 from dflash_mlx.resources import find
 
-FILE = "block_attention.metal"
-TEXT = (find("metal") / FILE).read_text()
 # What a rule turns into what, where it stands in the code of a kernel.
 RULES = (
     (r"(?<=[\w)\]]) < (?=[\w(])", " <= "),
@@ -25,73 +25,17 @@ RULES = (
     (r"\bmax\(", "min("),
     (r"\bmin\(", "max("),
     (r" \|\| ", " && "),
+    (r" >= ", " > "),
     (r" == 0\.0f", " != 0.0f"),
     (r" % ", " / "),
-    (r" / (?=[a-su-zA-Z]|tile)", " % "),
+    (r"(?<!32) / (?=[a-su-zA-Z]|tile)(?!float)", " % "),
     (r"\+= fade|\*= fade", "*= 1.0f"),
     (r"\bushort\(8\)", "ushort(2)"),
     (r"\bushort\(1\)", "ushort(4)"),
+    (r"\bushort\((?:2|4|16)\)", "ushort(8)"),
+    (r"threadgroup_barrier\(mem_flags::mem_threadgroup\);", ""),
+    (r"mem_flags::mem_threadgroup\b", "mem_flags::mem_device"),
 )
-# By hand: what is replaced, with what, and which of its places (from 0).
-BY_HAND = {
-    "ring is not wrapped": ("key % capacity", "key", 0),
-    "ring wraps a row late": ("key % capacity", "key % (capacity + 1)", 0),
-    "mask reads the ring's row": ("const int p = key +", "const int p = key % capacity +", 0),
-    "window one wider": ("position - span + 1);", "position - span);", 0),
-    "window one narrower": ("position - span + 1);", "position - span + 2);", 0),
-    "window from the block's start": ("max(start, position - span + 1)", "max(start, first - span + 1)", 0),
-    "oldest position ignored": ("const int low = max(start, position", "const int low = max(0, position", 0),
-    "always causal": ("dims[batch * 8 + 3] != 0", "true", 0),
-    "never causal": ("const bool causal = dims[batch * 8 + 3] != 0;", "const bool causal = false;", 0),
-    "causal one too far": ("causal ? position :", "causal ? position + 1 :", 0),
-    "causal one too near": ("causal ? position :", "causal ? position - 1 :", 0),
-    "sight past the block": ("min(last, position + span - 1)", "(position + span - 1)", 0),
-    "positions by head": ("first + row % block_rows", "first + row / block_rows", 0),
-    "first session's position for all": ("const int first = dims[batch * 8];", "const int first = dims[0];", 0),
-    "first session's chunk for all": ("dims[batch * 8 + 4] + chunk", "dims[4] + chunk", 0),
-    "first session's keys for all": (
-        "const int kv_head = batch * kv_heads + int", "const int kv_head = int", 0),
-    "first head's keys for all": ("size_t(kv_head) * capacity", "size_t(batch * kv_heads) * capacity", 0),
-    "first head's queries for all": ("(size_t(kv_head) * rows + row) * D +", "(size_t(batch) * rows + row) * D +", 0),
-    "keys not turned": ("ulong2(0, 0), true)", "ulong2(0, 0), false)", 0),
-    "second half of the step is the first": ("k + at + half_step * TILE * D", "k + at", 0),
-    "values' second half is the first": ("v + at + half_step * TILE * D + i", "v + at + i", 0),
-    "values of one stripe": ("half_step * TILE * D + i * TILE, D)", "half_step * TILE * D, D)", 0),
-    "keys of one stripe": ("keys + i * TILE, D", "keys, D", 0),
-    "values from the keys": ("simdgroup_load(stripe, v +", "simdgroup_load(stripe, k +", 0),
-    "weights of the halves swapped": ("weights[half_step], stripe", "weights[1 - half_step], stripe", 0),
-    "two columns swapped": ("thread_elements()[j % 2]", "thread_elements()[1 - j % 2]", 0),
-    "queries' columns swapped": ("= own[i * TILE];", "= own[i * TILE + 1];", 0),
-    "lane's row wrong": ("(lane >> 4) * 4 + ((lane >> 1) & 3)", "(lane >> 3) * 2 + ((lane >> 1) & 1)", 0),
-    "lane's column wrong": ("((lane >> 3) & 1) * 4 + (lane & 1) * 2", "(lane & 3) * 2", 0),
-    "scores from the last step kept": ("dots = simdgroup_matrix<float, TILE, TILE>(0.0f)", "dots = sums[0]", 0),
-    "sums not faded": ("thread_elements()[1] *= fade", "thread_elements()[1] *= 1.0f", 0),
-    "total not faded": ("fma(total, fade, sum)", "total + sum", 0),
-    "old maximum in the weights": ("exp2(score[j] - next)", "exp2(score[j] - top * 0.5f)", 0),
-    "maximum of half the lanes": ("  best = max(best, simd_shuffle_xor(best, ushort(8)));\n", "\n", 0),
-    "sum of half the lanes": ("    sum += simd_shuffle_xor(sum, ushort(1));\n", "\n", 0),
-    "scale without log2": ("scale * M_LOG2E_F", "scale", 0),
-    "scale left out": ("thread_elements()[c] * scale_log2", "thread_elements()[c] * M_LOG2E_F", 0),
-    "mask is zero and not minus infinity": ("? -INFINITY :", "? 0.0f :", 0),
-    "last tile writes too much": ("if (tile * TILE + lane_row < rows) {", "if (true) {", 0),
-    "first tile of a simdgroup only": ("tile += int(simdgroups_per_threadgroup)", "tile += GROUP_TILES", 0),
-    "groups overlap": ("min((row_group + 1) * GROUP_TILES, row_tiles)", "row_tiles", 0),
-    "second group is the first": ("int tile = row_group * GROUP_TILES +", "int tile =", 0),
-    "chunks overlap": ("min(chunk_begin + chunk_keys, last + 1)", "last + 1", 0),
-    "chunks start at the oldest key": ("max(chunk_begin, oldest / KEYS * KEYS)", "(oldest / KEYS * KEYS)", 0),
-    "steps from the oldest key": ("oldest / KEYS * KEYS", "oldest", 0),
-    "chunk's partial in its neighbour": ("chunks + chunk) * rows + row;\n    for", "chunks) * rows + row;\n    for", 0),
-    "maximum and total swapped": ("state[slot * 2] = top;", "state[slot * 2] = total;", 0),
-    "state by another lane": ("if (lane_column == 0)", "if (lane_column == 2)", 0),
-    "an element past a stripe": ("+ i * TILE + lane_column + 1] =", "+ i * TILE + lane_column + 2] =", 0),
-    "merge without the weight": ("fma(weight, state[slot * 2 + 1], total)", "total + state[slot * 2 + 1]", 0),
-    "merge without the maximum": ("exp2(state[slot * 2] - top)", "exp2(state[slot * 2])", 0),
-    "merge of one chunk less": ("chunk < chunks;", "chunk < chunks - 1;", 1),
-    "merge not divided": ("sums[i] / total", "sums[i]", 0),
-    "total in the arrays' type": ("sums[i] / total", "sums[i] / float(T(total))", 0),
-    "rounded before the merge": ("= sums[i].thread_elements()[0];", "= float(T(sums[i].thread_elements()[0]));", 0),
-    "stale rows read": ("causal ? position : min(last, position + span - 1);", "position + 15;", 0),
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -102,40 +46,58 @@ class Mutant:
     text: str
 
 
-def code() -> list[tuple[int, int]]:
-    """The spans of the file that are code of a kernel: not the header, not comments."""
-    spans, at = [], TEXT.index("// ==== kernel")
-    for match in re.finditer(r"//.*", TEXT[at:]):
-        end = at + match.start()
-        spans.append((spans[-1][2] if spans else end, end, at + match.end()))
-    last = spans[-1][2]
-    return [(begin, end) for begin, end, _ in spans] + [(last, len(TEXT))]
+@dataclass(frozen=True)
+class Subject:
+    """A kernel file whose mutants are to be caught.
 
+    Attributes:
+        launcher: the module that launches it; its FILE is the file's name.
+        by_hand: per name what is replaced, with what, and which of its places (from 0).
+        equivalent: what changes nothing, and why. Each is run, and must pass all cases.
+        broken: runs the cases with the launcher as it is, and gives the first wrong result, or "" where there is none;
+            it may raise KernelFault.
+    """
 
-def by_rule() -> Iterator[Mutant]:
-    """One mutant per place where a rule applies."""
-    seen: Counter[str] = Counter()
-    for pattern, replacement in RULES:
-        for begin, end in code():
-            for match in re.finditer(pattern, TEXT[begin:end]):
-                start, stop = begin + match.start(), begin + match.end()
-                line = TEXT[TEXT.rfind("\n", 0, start) + 1 : TEXT.index("\n", start)].strip()
-                what = f"{line} : {match[0].strip()} becomes {replacement.strip() or 'nothing'}"
-                seen[what] += 1
-                name = what if seen[what] == 1 else f"{what}, place {seen[what]}"
-                yield Mutant(name, TEXT[:start] + replacement + TEXT[stop:])
+    launcher: ModuleType
+    by_hand: Mapping[str, tuple[str, str, int]]
+    equivalent: Mapping[str, str]
+    broken: Callable[[], str]
 
+    @cached_property
+    def text(self) -> str:
+        return (find("metal") / self.launcher.FILE).read_text()
 
-def by_hand() -> Iterator[Mutant]:
-    """The faults that were thought of."""
-    for name, (old, new, place) in BY_HAND.items():
-        parts = TEXT.split(old)
-        assert len(parts) > place + 1, f"{name}: {old!r} is not in the file"
-        yield Mutant(name, old.join(parts[: place + 1]) + new + old.join(parts[place + 1 :]))
+    def mutants(self) -> list[Mutant]:
+        """All of them; each still has the file's kernels."""
+        made = [*self._thought_of(), *self._by_rule()]
+        names = parse_kernels(self.launcher.FILE, self.text).keys()
+        assert all(parse_kernels(self.launcher.FILE, mutant.text).keys() == names for mutant in made)
+        assert self.equivalent.keys() <= {mutant.name for mutant in made}
+        return made
 
+    def _thought_of(self) -> Iterator[Mutant]:
+        """The faults by hand."""
+        for name, (old, new, place) in self.by_hand.items():
+            parts = self.text.split(old)
+            assert len(parts) > place + 1, f"{name}: {old!r} is not in the file"
+            yield Mutant(name, old.join(parts[: place + 1]) + new + old.join(parts[place + 1 :]))
 
-def mutants() -> list[Mutant]:
-    """All of them; each still has the file's kernels."""
-    made = [*by_hand(), *by_rule()]
-    assert all(parse_kernels(FILE, mutant.text).keys() == parse_kernels(FILE, TEXT).keys() for mutant in made)
-    return made
+    def _by_rule(self) -> Iterator[Mutant]:
+        """One mutant per place where a rule applies."""
+        seen: Counter[str] = Counter()
+        for pattern, replacement in RULES:
+            for begin, end in self._code():
+                for match in re.finditer(pattern, self.text[begin:end]):
+                    start, stop = begin + match.start(), begin + match.end()
+                    line = self.text[self.text.rfind("\n", 0, start) + 1 : self.text.index("\n", start)].strip()
+                    what = f"{line} : {match[0].strip()} becomes {replacement.strip() or 'nothing'}"
+                    seen[what] += 1
+                    name = what if seen[what] == 1 else f"{what}, place {seen[what]}"
+                    yield Mutant(name, self.text[:start] + replacement + self.text[stop:])
+
+    def _code(self) -> list[tuple[int, int]]:
+        """The spans of the file that are code: not the header, not comments."""
+        spans, at = [], self.text.index("// ==== ")
+        for match in re.finditer(r"//.*", self.text[at:]):
+            spans.append((spans[-1][2] if spans else at + match.start(), at + match.start(), at + match.end()))
+        return [(begin, end) for begin, end, _ in spans] + [(spans[-1][2], len(self.text))]
