@@ -200,7 +200,8 @@ def context_rows(
     """Make the keys and values of all layers from the context feature, in two launches.
 
     A kernel of `mx.fast.metal_kernel` cannot write into its inputs, so the rings are not written here: layer i of the
-    results goes to its ring with one slice update per buffer (two where the ring wraps), which MLX does in place.
+    results goes to its ring with one slice update per buffer (two where the ring wraps), which MLX does in place. Take
+    it as `keys[i : i + 1]`, [1, Hk, M, D], which is a view; `keys[i]` would be a copy.
 
     Args:
         feature: [M, E] f32, f16 or bf16, M in 1..16.
