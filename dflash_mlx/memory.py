@@ -8,6 +8,7 @@ from pathlib import Path
 
 import mlx.core as mx
 
+from .checkpoint import MOST_CHECKPOINTS, SLACK_ROWS
 from .config import TargetConfig, ring_rows
 from .costs import cache_row_bytes
 from .drafter_config import DrafterConfig
@@ -16,8 +17,9 @@ from .errors import MemoryPlanError, must
 PREFILL_STEP = 2048  # tokens; the default upper bound of one prefill forward
 FLOAT32 = 4  # bytes
 GROWING = ("full layers' cache", "its growth")  # parts of a plan that each session has, by its context
-FIXED = ("sliding layers' rings", "drafter's rings", "logits")  # parts that each session has, whatever its context
-DRAFTERS = ("drafter weights", "drafter's rings", "taps")
+# Parts that each session has, whatever its context.
+FIXED = ("sliding layers' rings", "drafter's rings", "checkpoints", "drafter's checkpoints", "logits")
+DRAFTERS = ("drafter weights", "drafter's rings", "drafter's checkpoints", "taps")
 GIB = 2**30
 
 
@@ -90,14 +92,21 @@ class Sizes:
             "full layers' cache": full * context,
             "its growth": full * context // 2 // max(1, target.full_layers),  # one layer's old buffer at a time
             "sliding layers' rings": sliding * ring_rows(target.window),
+            "checkpoints": sliding * _checkpoint_rows(target.window, context),
             "prefill working set": step * width * FLOAT32,
             "logits": 4 * rows * target.vocab_size * FLOAT32,
         }
         if drafter:
             held = cache_row_bytes(drafter, self.item) * drafter.num_layers
             parts["drafter's rings"] = held * ring_rows(drafter.window)
+            parts["drafter's checkpoints"] = held * _checkpoint_rows(drafter.window, context)
             parts["taps"] = 2 * step * len(drafter.taps) * target.hidden_size * self.item
         return parts
+
+
+def _checkpoint_rows(window: int, context: int) -> int:
+    """Most rows of a ring that the checkpoints of one session hold."""
+    return MOST_CHECKPOINTS * min(window + SLACK_ROWS, context)
 
 
 def drafter_rings(drafter: DrafterConfig, item: int) -> int:
