@@ -13,6 +13,7 @@ import mlx.core as mx
 import pytest
 from crowds import PROMPT, gated, read, solo
 
+import dflash_mlx.stream as stream_module
 from dflash_mlx import Engine
 from dflash_mlx.engine import shares
 from dflash_mlx.errors import EngineError, InputError, MemoryPlanError, ProcessorError, QueueFull
@@ -224,23 +225,40 @@ def test_answers_whose_first_is_cancelled_go_on_alone(engine):
     assert tickets[0].result().finish_reason == "cancelled"
 
 
-def test_an_automatic_draft_length_drafts_alone_and_less_in_company(pair):
-    """None with four streams; a fixed length is what was asked for."""
-    drafted = {}
-    for streams in (1, 2, 4):
-        with Engine(pair, max_streams=4) as engine:
-            gate, first = gated(engine, max_tokens=40, draft_length="auto")
-            gate.wait()
-            others = [engine.submit(PROMPT[:5], max_tokens=200, draft_length="auto") for _ in range(streams - 1)]
-            gate.leave()
-            rounds = first.result().stats.rounds
-            for ticket in others:
-                ticket.cancel()
-            drafted[streams] = [round_.drafted for round_ in rounds[:-4] if round_.streams == streams]
-    assert drafted[1][0] == 4
-    assert drafted[2][0] in (1, 2)
-    assert max(drafted[2]) < max(drafted[1])
-    assert set(drafted[4]) == {0}
+class Watched:
+    """A policy that drafts less with more streams, and notes what it is asked and told."""
+
+    def __init__(self):
+        self.asked, self.told = [], []
+
+    def next(self, context, streams=1):
+        self.asked.append((context, streams))
+        return 6 // streams
+
+    def saw(self, round, context, streams=1):
+        self.told.append((context - round.committed, streams))
+        assert (round.streams, round.committed) == (streams, len(round.tokens))
+
+
+def test_the_policy_of_a_draft_length_knows_how_many_streams_decode(pair, monkeypatch):
+    """A stream that is still fed its prompt is not one of them."""
+    policies = []
+    monkeypatch.setattr(stream_module, "_policy", lambda *_: policies.append(Watched()) or policies[-1])
+    with Engine(pair, max_streams=3, prefill_rows=16) as engine:
+        gate, first = gated(engine, max_tokens=60, draft_length="auto")
+        gate.wait()
+        _others = [engine.submit(prompt, max_tokens=20) for prompt in (PROMPT, PROMPT[:20])]
+        gate.leave()
+        rounds = first.result().stats.rounds
+    assert policies[0].asked == policies[0].told
+    streams = [streams for _, streams in policies[0].asked]
+    assert streams == [round_.streams for round_ in rounds]
+    assert set(streams) == {1, 2, 3}
+    assert [round_.drafted for round_ in rounds[:-7]] == [6 // each for each in streams[:-7]]
+    fed = [round_.streams for round_ in rounds if round_.rows > round_.streams * (round_.drafted + 1)]
+    assert len(fed) >= 5  # 55 tokens in pieces of at most 16 beside another prompt
+    assert fed == sorted(fed)
+    assert fed[0] == 1
 
 
 @pytest.mark.parametrize(
