@@ -305,6 +305,7 @@ class Engine:
     def _give_back(self, request: Request, error: Exception | None) -> None:
         """Leave the state so that it can be used again, in any thread; one whose contents are not known is emptied."""
         state, request.state = request.state, None
+        request.stream.release()
         if state is None or not (request.given or self._store):
             return
         if error is not None and not isinstance(error, DFlashError):

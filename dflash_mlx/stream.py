@@ -72,6 +72,10 @@ class Stream:
         self.stats.reused_tokens = reuse(state, self.prompt)
         state.tokens[self.stats.reused_tokens :] = self.prompt[self.stats.reused_tokens :]
 
+    def release(self) -> None:
+        """Let go of the state: no step follows."""
+        self._state = None
+
     @property
     def state(self) -> State:
         """The session's; there is one from `begin` on."""

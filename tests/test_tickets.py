@@ -13,7 +13,7 @@ import pytest
 import scripts
 from crowds import PROMPT, gated, read, solo
 
-from dflash_mlx import Engine
+from dflash_mlx import Engine, Session
 from dflash_mlx.errors import EngineClosed, InputError
 from dflash_mlx.state import State
 
@@ -110,8 +110,13 @@ def test_closing_cancels_what_does_not_end_in_time(pair):
 
 
 def test_a_state_goes_from_request_to_request_and_back_to_this_thread(engine):
-    state = State(engine.pair)
+    """What it has not computed yet when it is handed over is computed first: no other thread could."""
+    session = Session(engine.pair)
+    session.generate(PROMPT[:-1], max_tokens=1)
+    state = session._state
+    state.project_backlog()
     first = engine.submit(PROMPT, state=state, max_tokens=8, draft_length=3).result()
+    assert first.tokens == solo(PROMPT, max_tokens=8)
     turn = [*PROMPT, *first.tokens, 4, 5]
     gate, _ticket = gated(engine)
     gate.wait()
