@@ -1,0 +1,296 @@
+"""Runs this project, mlx-lm and mlx-vlm on the same small pair, in turn, and compares what a round costs.
+
+Each engine lives in a process of its own, so that none pays for another's memory; one round of measurements asks them
+one after the other, in the order of a Latin square. All are given the same checkpoint, the same token ids and the same
+draft length, decode greedily, and must give the same tokens.
+
+  host s/round    CPU time of the main thread: building the graph, reading, bookkeeping (MLX computes elsewhere)
+  launches/round  operations in the graphs that are handed to MLX, as a Mac would launch them: views are none, and each
+                  of MLX's fast operations is one, though a CPU gets it in parts; counted in a run that is not timed
+  waits/round     times that the host waits for the device, counted in that run too
+  peak MB         MLX's peak memory of a generation, weights included
+
+Usage: pip install . mlx-vlm==0.7.10; python bench/versus.py [--dtype float32] [--tokens 128] [--repeats 4] [--out FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+PROMPTS = ("def read_lines(path):\n", "class TestQueue(unittest.TestCase):\n", "import os\nimport sys\n\n\ndef main(")
+ENGINES = ("dflash-mlx", "dflash-mlx plain", "mlx-lm plain", "mlx-vlm DFlash", "mlx-vlm plain")
+FIGURES = ("tokens/s", "rounds/s", "host s/round", "launches/round", "waits/round", "peak MB")
+FAST = ("rms_norm", "layer_norm", "rope", "scaled_dot_product_attention")
+VIEWS = ("Broadcast", "Transpose", "Unflatten", "Flatten", "ExpandDims", "Squeeze", "Slice", "Reshape", "AsStrided")
+NODE = re.compile(r'label ="([^"]*)", shape=rectangle')
+
+
+class Counter:
+    """Counts launches and waits while it is active, by standing before MLX's functions in this process alone."""
+
+    def __init__(self) -> None:
+        self.launches = self.waits = 0
+        self._pending = False  # something was submitted that nobody has waited for
+
+    def __enter__(self) -> Counter:
+        import mlx.core as mx
+
+        self._kept = {name: getattr(mx, name) for name in ("eval", "async_eval", "synchronize")}
+        self._methods = {name: getattr(mx.array, name) for name in ("item", "tolist")}
+
+        def evaluated(name: str, waits: bool) -> Any:
+            def function(*arrays: Any, **rest: Any) -> Any:
+                self._count(arrays, waits)
+                return self._kept[name](*arrays, **rest)
+
+            return function
+
+        def read(name: str) -> Any:
+            def method(array: Any, *rest: Any) -> Any:
+                self._count((array,), True)
+                return self._methods[name](array, *rest)
+
+            return method
+
+        def fast(function: Any) -> Any:
+            def whole(*arguments: Any, **rest: Any) -> Any:
+                result = function(*arguments, **rest)
+                self.launches += 1 - (launches((result,)) - launches((arguments, rest)))
+                return result
+
+            return whole
+
+        self._fast = {name: getattr(mx.fast, name) for name in FAST}
+        for name, function in self._fast.items():
+            setattr(mx.fast, name, fast(function))
+        mx.eval, mx.async_eval = evaluated("eval", True), evaluated("async_eval", False)
+        mx.synchronize = evaluated("synchronize", True)
+        for name in self._methods:
+            setattr(mx.array, name, read(name))
+        return self
+
+    def _count(self, arrays: Any, waits: bool) -> None:
+        """Count what is handed over; reading what was waited for already is no wait."""
+        found = launches(arrays)
+        self.launches += found
+        self._pending |= found > 0
+        if waits and self._pending:
+            self.waits += 1
+            self._pending = False
+
+    def __exit__(self, *_: object) -> None:
+        import mlx.core as mx
+
+        for name, function in self._kept.items():
+            setattr(mx, name, function)
+        for name, method in self._methods.items():
+            setattr(mx.array, name, method)
+        for name, function in self._fast.items():
+            setattr(mx.fast, name, function)
+
+
+def launches(arrays: Any) -> int:
+    """Operations below some arrays that are not evaluated yet and are no views."""
+    import mlx.core as mx
+    from mlx.utils import tree_flatten
+
+    flat = [leaf for _, leaf in tree_flatten(list(arrays)) if isinstance(leaf, mx.array)]
+    if not flat:
+        return 0
+    text = io.StringIO()
+    mx.export_to_dot(text, *flat)
+    return sum(name not in VIEWS for name in NODE.findall(text.getvalue()))
+
+
+class Ours:
+    """This project; `length` 0 decodes plainly, without a drafter."""
+
+    def __init__(self, target: Path, drafter: Path | None):
+        from dflash_mlx import load
+
+        self.pair = load(target, drafter)
+
+    def tokens(self, prompt: list[int], count: int, length: int) -> tuple[list[int], int]:
+        """The generated ids, and how many rounds they took."""
+        from dflash_mlx import generate
+
+        done = generate(self.pair, prompt, max_tokens=count, draft_length=length if self.pair.drafter else 0)
+        return done.tokens, len(done.stats.rounds)
+
+
+class MlxLm:
+    """mlx-lm's own generation step, plain."""
+
+    def __init__(self, target: Path, drafter: Path | None):
+        from mlx_lm.utils import load_model
+
+        self.model, self.config = load_model(target)
+
+    def tokens(self, prompt: list[int], count: int, length: int) -> tuple[list[int], int]:
+        import mlx.core as mx
+        from mlx_lm.generate import generate_step
+
+        found = [int(token) for token, _ in generate_step(mx.array(prompt), self.model, max_tokens=count)]
+        return found, len(found) - 1
+
+
+class MlxVlm:
+    """mlx-vlm's generation step, plain or with its DFlash loop."""
+
+    def __init__(self, target: Path, drafter: Path | None):
+        from mlx_vlm.speculative.drafters import load_drafter
+        from mlx_vlm.utils import load_model
+
+        self.model = load_model(target)
+        self.drafter, self.kind = load_drafter(str(drafter)) if drafter else (None, None)
+
+    def tokens(self, prompt: list[int], count: int, length: int) -> tuple[list[int], int]:
+        import mlx.core as mx
+        from mlx_vlm.generate.ar import generate_step
+
+        drafting: dict[str, Any] = {}
+        if self.drafter is not None:
+            drafting = {"draft_model": self.drafter, "draft_kind": self.kind, "draft_block_size": length + 1}
+        step = generate_step(mx.array([prompt]), self.model, None, None, max_tokens=count, temperature=0.0, **drafting)
+        found = [int(token) for token, _ in step]
+        rounds = len(self.drafter.accept_lens) if self.drafter is not None else len(found) - 1  # of this run alone
+        return found, rounds
+
+
+def worker(engine: str, target: Path, drafter: Path) -> None:
+    """Answer requests, one JSON line each, with the figures of one generation."""
+    import mlx.core as mx
+
+    mx.set_default_device(mx.cpu)
+    answers, sys.stdout = sys.stdout, sys.stderr  # what an engine prints is not an answer
+    kinds = {"dflash-mlx": Ours, "mlx-lm": MlxLm, "mlx-vlm": MlxVlm}
+    runner = kinds[engine.split()[0]](target, None if engine.endswith("plain") else drafter)
+    for line in sys.stdin:
+        asked = json.loads(line)
+        mx.clear_cache()
+        mx.reset_peak_memory()
+        with Counter() if asked["count_only"] else contextlib.nullcontext() as counter:
+            begun, cpu = time.perf_counter(), time.thread_time()
+            found, rounds = runner.tokens(asked["prompt"], asked["tokens"], asked["length"])
+            seconds, host = time.perf_counter() - begun, time.thread_time() - cpu
+        print(
+            json.dumps(
+                {
+                    "found": found, "rounds": rounds, "seconds": seconds, "host": host, "peak": mx.get_peak_memory(),
+                    "launches": counter.launches if counter else 0, "waits": counter.waits if counter else 0,
+                }
+            ),
+            file=answers, flush=True,
+        )  # fmt: skip
+
+
+class Engine:
+    """A worker process and the questions to it."""
+
+    def __init__(self, name: str, folder: Path):
+        command = [sys.executable, __file__, "--worker", name, str(folder)]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def ask(self, prompt: list[int], tokens: int, length: int, count_only: bool = False) -> dict[str, Any]:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        asked = {"prompt": prompt, "tokens": tokens, "length": length, "count_only": count_only}
+        self._process.stdin.write(json.dumps(asked) + "\n")
+        self._process.stdin.flush()
+        answer = self._process.stdout.readline()
+        if not answer:
+            raise SystemExit(f"{self._process.args[3]} ended; what it said stands above")  # type: ignore[index]
+        return dict(json.loads(answer))
+
+
+def write_pair(folder: Path, dtype: str) -> None:
+    """The pocket pair in one type, as all engines read it: mlx-vlm wants the target in the drafter's config."""
+    import mlx.core as mx
+
+    from dflash_mlx.resources import find
+
+    pocket = find("models/pocket")
+    for name in ("target", "drafter"):
+        shutil.copytree(pocket / name, folder / name)
+        path = folder / name / "model.safetensors"
+        weights = {key: value.astype(getattr(mx, dtype)) for key, value in mx.load(str(path)).items()}
+        mx.eval(weights)
+        mx.save_safetensors(str(path), weights, {"format": "pt"})
+    target = json.loads((folder / "target/config.json").read_text())
+    config = json.loads((folder / "drafter/config.json").read_text())
+    text = target["text_config"]
+    config |= {"num_target_layers": text["num_hidden_layers"], "vocab_size": text["vocab_size"], "dtype": dtype}
+    (folder / "drafter/config.json").write_text(json.dumps(config))
+
+
+def measure(folder: Path, arguments: argparse.Namespace) -> dict[str, dict[str, float]]:
+    """Medians of all figures by engine."""
+    from dflash_mlx import load
+    from dflash_mlx.bench.order import orders
+    from dflash_mlx.text import encode
+
+    tokenizer = load("pocket", None).tokenizer
+    prompts = [encode(tokenizer, text) for text in PROMPTS]
+    engines = {name: Engine(name, folder) for name in ENGINES}
+    tokens, length = arguments.tokens, arguments.draft_length
+    for engine in engines.values():
+        engine.ask(prompts[0], 16, length)  # warm-up
+    figures: dict[str, dict[str, list[float]]] = {name: {figure: [] for figure in FIGURES} for name in ENGINES}
+    for prompt in prompts:
+        truth = engines["dflash-mlx plain"].ask(prompt, tokens, length)["found"]
+        for name, engine in engines.items():
+            counted, short = (engine.ask(prompt, count, length, count_only=True) for count in (tokens, 1))
+            rounds = max(1, counted["rounds"])
+            figures[name]["launches/round"].append((counted["launches"] - short["launches"]) / rounds)
+            figures[name]["waits/round"].append((counted["waits"] - short["waits"]) / rounds)
+            same = counted["found"] == truth
+            print(f"{name}: {'the same tokens' if same else 'OTHER TOKENS'} as plain decoding here", file=sys.stderr)
+        for order in orders(list(ENGINES), arguments.repeats):
+            for name in order:
+                first, done = (engines[name].ask(prompt, count, length) for count in (1, tokens))
+                seconds = done["seconds"] - first["seconds"]  # rounds alone: the prompt and the first token left out
+                found, rounds = len(done["found"]) - 1, max(1, done["rounds"])
+                figures[name]["tokens/s"].append(found / seconds)
+                figures[name]["rounds/s"].append(rounds / seconds)
+                figures[name]["host s/round"].append((done["host"] - first["host"]) / rounds)
+                figures[name]["peak MB"].append(done["peak"] / 1e6)
+    return {name: {figure: median(values) for figure, values in rows.items()} for name, rows in figures.items()}
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["--worker"]:
+        folder = Path(sys.argv[3])
+        worker(sys.argv[2], folder / "target", folder / "drafter")
+        return
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--draft-length", type=int, default=4)
+    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--out", type=Path, help="write the medians as JSON")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        write_pair(Path(name), arguments.dtype)
+        found = measure(Path(name), arguments)
+    print("| engine | " + " | ".join(FIGURES) + " |\n|" + "---|" * (len(FIGURES) + 1))
+    for name, row in found.items():
+        digits = {"host s/round": 5}
+        print(f"| {name} | " + " | ".join(f"{row[figure]:.{digits.get(figure, 1)}f}" for figure in FIGURES) + " |")
+    if arguments.out:
+        arguments.out.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
