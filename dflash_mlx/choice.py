@@ -16,7 +16,7 @@ import mlx.core as mx
 from .filters import Kept, keep
 from .noise import gumbel, position_keys, uniform
 from .options import Options
-from .processors import Processors
+from .processors import Guide, Processors
 from .slots import Slots, walk
 
 
@@ -37,6 +37,7 @@ class ProposalRule:
 
 
 PROPOSAL = ProposalRule()
+GUIDED_CANDIDATES = 32  # of a drafted row; not chosen by a measurement
 
 
 class Choice:
@@ -52,6 +53,7 @@ class Choice:
     def __init__(self, options: Options, seed: int, index: int = 0, rule: ProposalRule = PROPOSAL):
         self.options, self.seed, self.index, self.rule = options, seed, index, rule
         self._processors = Processors(options.logits_processors)
+        self._guide = next((each for each in options.logits_processors if isinstance(each, Guide)), None)
         self._shared: tuple[int, mx.array, mx.array] | None = None  # position of the first row, its uniform and noise
 
     @property
@@ -107,6 +109,8 @@ class Choice:
             logits = logits * slots.multiplier
         logits = self._penalised(self._biased(logits), history, None)
         scores = self._scores(logits, position, temperature, spare=1)
+        if self._guide is not None:
+            return _guided(self._guide, scores, history)
         if slots.transitions is None:
             return scores.best()
         ids, scored = scores.largest(slots.candidates)
@@ -164,3 +168,10 @@ class Choice:
 def _factor(temperature: float) -> float:
     """1 / temperature, finite and not 0: a temperature without bounds tends to the noise alone."""
     return min(max(1 / temperature, 1e-30), 1e30)
+
+
+def _guided(guide: Guide, scores: Kept, history: Sequence[int]) -> mx.array:
+    """What a guide picks of each row's likeliest tokens; the host waits here, not where it reads the drafts."""
+    ids, scored = scores.largest(GUIDED_CANDIDATES)
+    ids = mx.take_along_axis(ids, mx.argsort(-scored, axis=-1), axis=-1)
+    return mx.array(guide.choose(history, ids.tolist()), dtype=mx.uint32)  # type: ignore[arg-type]

@@ -7,6 +7,7 @@ is a code in the place of the row's token, and the round hands out what comes be
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Sequence
 from functools import partial
@@ -21,6 +22,25 @@ if TYPE_CHECKING:
     from .options import LogitsProcessor
 
 TODO = "Mend the processor."
+
+
+class Guide(ABC):
+    """A processor that also picks what is drafted: what it would forbid the target need not be proposed."""
+
+    @abstractmethod
+    def __call__(self, tokens: mx.array, logits: mx.array) -> mx.array:
+        """As any processor."""
+
+    @abstractmethod
+    def choose(self, history: Sequence[int], candidates: Sequence[Sequence[int]]) -> list[int]:
+        """The proposal.
+
+        Args:
+            history: the committed tokens.
+            candidates: for each drafted row its likeliest tokens, the likeliest first.
+        Returns:
+            One token for each row; any choice is lossless.
+        """
 
 
 class Processors:

@@ -74,6 +74,7 @@ class AnswerReader:
     Attributes:
         stopped: a stop string was met; no later token counts.
         count: tokens taken, up to the one that completed a stop string.
+        thought: of these, tokens of reasoning.
     """
 
     def __init__(
@@ -89,7 +90,7 @@ class AnswerReader:
         self._prefix = "assistant"  # what the prompt wrote of the header
         self._pieces: list[Piece] = []
         self._told: set[str] = set()  # kinds that have had text
-        self.stopped, self.count = False, 0
+        self.stopped, self.count, self.thought = False, 0, 0
         if self._markers is None:
             self._begin("user")
 
@@ -124,6 +125,7 @@ class AnswerReader:
             else:
                 self._begin_after_header()
         elif self._header is None:
+            self.thought += self._kind == REASONING
             self.stopped = self._stream.add(token)
         else:
             self._header.append(token)

@@ -18,6 +18,7 @@ from .chat import chat
 from .convert import convert
 from .doctor import doctor
 from .generate import generate
+from .serve import serve
 
 EXIT_FAILED, EXIT_BAD_INPUT, EXIT_INTERRUPTED = 1, 2, 130
 
@@ -25,6 +26,7 @@ EXAMPLES = """\b
 Examples:
   dflash-mlx generate "def fibonacci(n):"
   dflash-mlx chat
+  dflash-mlx serve --port 8080
   dflash-mlx bench --suite pocket
   dflash-mlx doctor
   dflash-mlx convert pocket ./pocket-4bit --bits 4
@@ -87,6 +89,7 @@ def cli() -> None:
 
 cli.add_command(generate)
 cli.add_command(chat)
+cli.add_command(serve)
 cli.add_command(bench)
 cli.add_command(doctor)
 cli.add_command(convert)

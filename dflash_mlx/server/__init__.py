@@ -1,0 +1,1 @@
+"""A local server that speaks OpenAI's API: one engine, several clients."""
