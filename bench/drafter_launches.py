@@ -1,8 +1,8 @@
 """How many launches a draft takes, v1 against DFlash-2: counted from the graph of block and proposal.
 
 A launch is an operation that is not a view of its input (bench/sampling_costs.py). The context's projection is not
-counted: it is the same code for both. On the CPU, MLX makes its fused norm, RoPE and attention of smaller operations, so
-a GPU has fewer; what DFlash-2 adds has none of these in it, so the difference holds there too.
+counted: it is the same code for both. On the CPU, MLX makes its fused norm, RoPE and attention of smaller operations,
+so a GPU has fewer; what DFlash-2 adds has none of these in it, so the difference holds there too.
 
 Command: python bench/drafter_launches.py
 """

@@ -110,9 +110,8 @@ def main() -> None:
     }
     first = next(iter(next(iter(found.values())).values()))
     print(f"{asked.model}, {pair.drafter_kind}: mean accepted of {asked.draft_length} drafts a round")
-    print(
-        f"{len(first.tokens)} texts, {sum(first.tokens)} tokens in the first column; {time.perf_counter() - started:.0f} s\n"
-    )
+    seconds = time.perf_counter() - started
+    print(f"{len(first.tokens)} texts, {sum(first.tokens)} tokens in the first column; {seconds:.0f} s\n")
     print(f"| candidates by | c | {' | '.join(found)} |\n|---|---|{'---|' * len(found)}")
     for name, c in RULES:
         cells = [f"{tallies[name, c].mean:.2f} ± {tallies[name, c].error:.2f}" for tallies in found.values()]

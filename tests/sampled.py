@@ -1,7 +1,7 @@
 """The grid of sampling: kinds of weights, temperatures, filters, penalties and seeds.
 
-Each case also has a prompt, a prefill step and a schedule of draft lengths, dealt out so that every one of them meets
-every other setting somewhere. The case is run plainly, and with drafts that a tutor makes right in 6 of 7 positions.
+Each case also has a pair (with a v1 or a DFlash-2 drafter), a prompt, a prefill step and a schedule of draft lengths,
+dealt out so that every one of them meets every other setting somewhere. The case is run plainly, and with drafts that a tutor makes right in 6 of 7 positions.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tiny import tiny_pair
 
 import dflash_mlx
 
-PAIR = "window 11"
+PAIRS = ("window 11", "DFlash-2")
 TEMPERATURES = (0.3, 0.7, 1.0, 1.5)
 FILTERS: dict[str, dict[str, Any]] = {
     "no filter": {},
@@ -67,7 +67,7 @@ class Case:
 
     def __str__(self) -> str:
         settings = f"{self.kind}, temperature {self.temperature}, {self.filters}, {self.penalty}, seed {self.seed}"
-        return f"{settings}, prompt of {self.prompt}, draft length {self.length}"
+        return f"{self.pair}, {settings}, prompt of {self.prompt}, draft length {self.length}"
 
     @property
     def options(self) -> dict[str, Any]:
@@ -81,6 +81,10 @@ class Case:
     @property
     def length(self) -> int | str:
         return LENGTHS[self.number % len(LENGTHS)]
+
+    @property
+    def pair(self) -> str:
+        return PAIRS[self.number % len(PAIRS)]
 
     @property
     def step(self) -> int:
@@ -105,7 +109,7 @@ class Outcome:
 
 def run(case: Case, count: int = grids.GENERATED) -> Outcome:
     """Both ways of decoding."""
-    pair, prompt = grids.pair(PAIR, case.kind), grids.prompts(PAIR)[case.prompt]
+    pair, prompt = grids.pair(case.pair, case.kind), grids.prompts(case.pair)[case.prompt]
     plain = grids.drive(pair.without_drafter(), prompt, grids.schedule(0), count, **case.options)
     tutored = grids.tutored(pair, prompt + plain.tokens, right=6 / 7, seed=case.number)
     done = grids.drive(tutored, prompt, grids.schedule(case.length), count, case.step, **case.options)

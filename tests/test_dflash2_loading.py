@@ -216,3 +216,14 @@ def test_a_half_precision_drafter_keeps_its_dtype(dtype, tmp_path):
     ids = mx.array([[1, 2], [3, 4]], mx.uint32)
     assert slots.logits.dtype == slots.transitions(ids).dtype == mx.float32
     assert slots.transitions(ids).shape == (2, 2, 2)
+
+
+def test_a_runtime_block_bounds_the_automatic_draft_length_and_not_one_that_is_asked_for(tmp_path):
+    folders = tiny_pair(tmp_path, **SECOND)
+    edit_config(folders[1], nested(runtime_block_size=3))
+    pair = load(*folders)
+    prompt, longest = [1, 2, 3], {}
+    for length in ("auto", 15):
+        rounds = generate(pair, prompt, max_tokens=40, draft_length=length).stats.rounds
+        longest[length] = max(round_.drafted for round_ in rounds)
+    assert longest == {"auto": 2, 15: 15}
