@@ -1,7 +1,8 @@
 """The grid of sampling: kinds of weights, temperatures, filters, penalties and seeds.
 
 Each case also has a pair (with a v1 or a DFlash-2 drafter), a prompt, a prefill step and a schedule of draft lengths,
-dealt out so that every one of them meets every other setting somewhere. The case is run plainly, and with drafts that a tutor makes right in 6 of 7 positions.
+dealt out so that every one of them meets every other setting somewhere. The case is run plainly, and with drafts that
+a tutor makes right in 6 of 7 positions.
 """
 
 from __future__ import annotations
