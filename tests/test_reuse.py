@@ -103,6 +103,16 @@ def test_an_edit_of_an_older_turn_finds_that_turns_checkpoint(pair):
     check(session, [*history[:30], *others(history)], 0, max_tokens=5, draft_length=4)
 
 
+def test_a_checkpoint_of_what_was_overwritten_is_forgotten(pair):
+    """Positions 89 and 100 had checkpoints; the history then went another way from 40 on, and has others there."""
+    session, options = Session(pair), {"max_tokens": LONG, "draft_length": 4}
+    first = check(session, PROMPT, 0, **options)
+    check(session, [*PROMPT, *first, *PROMPT[:11]], 89, **options)
+    new = others(first, 1) * 120
+    check(session, [*PROMPT, *new], 40, **options)
+    check(session, [*PROMPT, *new[:55], *others([*new, *PROMPT])], 40, **options)
+
+
 def test_where_histories_part_a_checkpoint_is_left_for_the_next(pair):
     """Three chats share 80 tokens; the second computes them again, and the third finds them."""
     system, session = (PROMPT * 2)[:80], Session(pair)

@@ -115,7 +115,14 @@ def test_a_fork_goes_its_own_way(pair):
             assert found.tokens == fresh(prompt, **options).tokens
             assert found.stats.reused_tokens == len(prompt) - 3
     assert session.tokens != other.tokens
-    prompt = [*PROMPT, 9]
-    assert (
-        other.generate(prompt, **options).stats.reused_tokens == session.generate(prompt, **options).stats.reused_tokens
-    )
+
+
+def test_a_fork_that_goes_back_takes_no_checkpoint_from_the_other(pair):
+    session, options = Session(pair), {"max_tokens": 50, "draft_length": 4}
+    first = session.generate(PROMPT, **options).tokens
+    other = session.fork()
+    other.generate([*PROMPT[:30], *first, *first], **options)
+    prompt = [*PROMPT, *[token for token in range(97) if token not in first][:3]]
+    found = session.generate(prompt, **options)
+    assert found.stats.reused_tokens == 40
+    assert found.tokens == fresh(prompt, **options).tokens
