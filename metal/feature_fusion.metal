@@ -1,7 +1,7 @@
-// feature_fusion: a block's tap rows to the drafter's context feature, and that to the keys and values of all its layers.
-// Computes  feature = RMSNorm([tap 1 | .. | tap L] fc^T), and with w for fc: K = RoPE(RMSNorm(feature wk^T)), V = feature wv^T
+// feature_fusion: a block's tap rows to the drafter's context feature, and that to keys and values of all its layers.
+// Computes  feature = RMSNorm([tap 1 | .. | tap L] fc^T), and K = RoPE(RMSNorm(feature wk^T)), V = feature wv^T
 //           fusion_product makes either product, fusion_norm and fusion_keys_values what follows it
-// Arrays    tap0..tap7 [M, E] T, the last one again where there are fewer than 8 | product [M, N] float | feature [M, N] T
+// Arrays    tap0..tap7 [M, E] T, the last one again where there are fewer | product [M, N] float | feature [M, N] T
 //           w [N, L E] T, or [N, L E BITS / 32] uint and scales, biases [N, L E / GROUP] T: w = scale * q + bias, the
 //           first q in the low bits | gain [N] T, of the norm | gains [layers, D] T, of the key norms
 //           rows of the stacked w: per layer all heads of K, then all of V | keys, values [layers, Hk, M, D] T
@@ -11,8 +11,8 @@
 //           M <= 16; L <= 8; D even
 //           ROW_TILES = 2, COLUMN_TILES = 4, SLICES = 8: all rows and 32 columns share one threadgroup, so that each
 //           weight is loaded once
-// Law       Group g of the inputs belongs to slice g mod SLICES; a slice adds its groups in order, and slices are added in
-//           order. No bit of a row depends on M or on the other rows.
+// Law       Group g of the inputs belongs to slice g mod SLICES; a slice adds its groups in order, and slices are
+//           added in order. No bit of a row depends on M or on the other rows.
 // Grid      fusion_product: threadgroups (N / 32) of (32 SLICES): one simdgroup per slice | fusion_norm: threadgroups
 //           (1, M) of 256 | fusion_keys_values: threads (32, 2 layers Hk, M), one simdgroup per row and head
 // Memory    threadgroup 8 KiB, 32 bytes, 0 | fusion_product reads w, scales, biases once, the taps once per threadgroup
@@ -29,7 +29,7 @@ constexpr int ROW_TILES = 2;     // of inputs
 constexpr int COLUMN_TILES = 4;  // of outputs, per threadgroup
 constexpr int SLICES = 8;        // of a sum, one simdgroup each
 
-// A weight where it stands in its word: times 2^(BITS * place). No shift; the inputs are scaled down by as much instead.
+// A weight where it stands in its word: times 2^(BITS * place). No shift; the inputs are scaled down by as much.
 template <int BITS, typename W> inline float in_place(W word, int place) {
   return BITS == 0 ? float(word) : float(uint(word) & (((1u << BITS) - 1u) << (BITS * place)));
 }
@@ -125,7 +125,7 @@ for (int tap = 0; tap < taps; tap++) {
       }
     }
 
-    // The group's part of the sums: scale * (q . x) + bias * (sum of x). The sum's parts lie in the 8 lanes of a column.
+    // The group's part of the sums: scale * (q . x) + bias * (sum of x), whose parts lie in a column's 8 lanes.
     if (BITS != 0) {
 #pragma clang loop unroll(full)
       for (int r = 0; r < ROW_TILES; r++) {
@@ -189,7 +189,9 @@ const int width = product_shape[1];
 const size_t row = size_t(threadgroup_position_in_grid.y) * width;
 
 float squares = 0.0f;
-for (int n = thread_index; n < width; n += SIMDGROUPS * LANES) squares = fma(product[row + n], product[row + n], squares);
+for (int n = thread_index; n < width; n += SIMDGROUPS * LANES) {
+  squares = fma(product[row + n], product[row + n], squares);
+}
 squares = simd_sum(squares);
 threadgroup float parts[SIMDGROUPS];
 if (thread_index_in_simdgroup == 0) parts[simdgroup] = squares;
