@@ -7,11 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+from mlx.utils import tree_flatten
 
 from .cache import DrafterContext, Part, TargetCache
 from .config import TargetConfig
 from .drafter_config import DrafterConfig
 from .errors import CheckpointError, InputError, must
+from .kernels.choose import Chosen, check_choice, choose
+from .kernels.places import drafter_places, target_places
+from .kernels.serving import CONTEXT_ROWS, Kernels, dtype_name
 from .known import AUTO, drafter_for
 from .loading.build import Checkpoint, build, drafter_model, read_drafter, read_target
 from .loading.files import read_json
@@ -23,8 +27,6 @@ from .resources import find
 from .text import load_tokenizer
 
 POCKET = "pocket"
-KERNEL_CHOICES = ("auto", "stock", "metal")
-OPERATIONS = ("block_attention", "feature_fusion")
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +41,7 @@ class Pair:
         kernels: operation -> "metal" or "stock: why".
         notes: one line for each thing that the user should know about how the pair was loaded.
         name: the target as it was given to `load`.
+        kernel_choice: as it was given to `load`.
     """
 
     target: MuseGlimmer
@@ -52,6 +55,7 @@ class Pair:
     kernels: dict[str, str]
     notes: tuple[str, ...] = field(default=())
     name: str = ""
+    kernel_choice: str = AUTO
 
     @property
     def max_context(self) -> int:
@@ -87,9 +91,15 @@ class Pair:
         target_bytes = self.plan.parts["target weights"]
         sizes = Sizes(self.target.config, found[1], target_bytes, found[0].nbytes, self.dtype.size)
         plan = plan_memory(sizes, self.plan.context, self.plan.limit)
-        drafter = _drafter(found, notes)
+        weights: dict[str, mx.array] = dict(tree_flatten(self.target.parameters()))
+        types = {dtype_name(array.dtype) for array in weights.values() if mx.issubdtype(array.dtype, mx.floating)}
+        serving = _kernels(self.kernel_choice, self.target.config, self.dtype, types, found)
+        notes.extend(serving.notes)
+        drafter = _drafter(found, notes, serving.kernels)
         _prove(self.target, drafter, self.dtype)
-        return replace(self, drafter=drafter, drafter_path=path, plan=plan, notes=tuple(notes))
+        return replace(
+            self, drafter=drafter, drafter_path=path, plan=plan, kernels=serving.operations, notes=tuple(notes)
+        )
 
 
 def load(
@@ -108,12 +118,13 @@ def load(
             that kind (models/known.toml); `None` decodes plainly.
         max_context: tokens that the memory plan is made for; default the most that fits, at most the model's.
         max_memory: bytes that may be used; default what the machine recommends.
-        kernels: "auto", "stock" or "metal".
+        kernels: "auto": a Metal kernel where this machine has qualified it, which takes some seconds at the first load;
+            "metal": wherever it agrees, also where it is slower; "stock": nowhere.
     Raises:
         InputError: a name or an option is wrong, or the plan does not fit (`MemoryPlanError`).
         CheckpointError: a config, tensor or file cannot be used; nothing stays loaded.
     """
-    serving = _kernels(kernels)
+    check_choice(kernels)
     notes: list[str] = []
     target_path, drafter_path = _paths(target, draft, notes)
     checkpoint, config = read_target(target_path)
@@ -128,11 +139,13 @@ def load(
     plan = plan_memory(sizes, max_context, max_memory)
     if checkpoint.skipped:
         notes.append(f"{len(checkpoint.skipped)} vision tensors skipped: this runtime reads text only.")
+    serving = _kernels(kernels, config, checkpoint.dtype, checkpoint.float_types, found)
+    notes.extend(serving.notes)
     keep_resident(plan)
 
-    model = MuseGlimmer(config)
+    model = MuseGlimmer(config, serving.kernels)
     build(model, checkpoint)
-    drafter = _drafter(found, notes) if found else None
+    drafter = _drafter(found, notes, serving.kernels) if found else None
     _prove(model, drafter, checkpoint.dtype)
     return Pair(
         target=model,
@@ -143,31 +156,35 @@ def load(
         plan=plan,
         target_path=target_path,
         drafter_path=drafter_path,
-        kernels=serving,
+        kernels=serving.operations,
         notes=tuple(notes),
         name=str(target),
+        kernel_choice=kernels,
     )
 
 
-def _drafter(found: tuple[Checkpoint, DrafterConfig], notes: list[str]) -> DFlash:
+def _drafter(found: tuple[Checkpoint, DrafterConfig], notes: list[str], kernels: Kernels) -> DFlash:
     """Build a drafter from its files, and say which one it is where it is not the usual one."""
-    drafter = drafter_model(found[1])
+    drafter = drafter_model(found[1], kernels)
     build(drafter, found[0])
+    if CONTEXT_ROWS in kernels.rows:
+        drafter.stack_context()
     if drafter.generation != DFlash.generation:
         notes.append(f"The drafter is a {drafter.generation}, as its config's own fields say.")
     return drafter
 
 
-def _kernels(choice: str) -> dict[str, str]:
-    """Which implementation serves each operation."""
-    if choice not in KERNEL_CHOICES:
-        expected = f"one of {', '.join(KERNEL_CHOICES)}"
-        raise InputError(must("load", "kernels", expected, repr(choice), "Leave it out to let the runtime choose."))
-    if choice == "metal":
-        todo = "This version qualifies no Metal kernel yet; leave --kernels out."
-        raise InputError(must("load", "kernels", "'auto' or 'stock'", "'metal'", todo))
-    why = "asked for" if choice == "stock" else "this version qualifies no Metal kernel yet"
-    return dict.fromkeys(OPERATIONS, f"stock: {why}")
+def _kernels(
+    choice: str, config: TargetConfig, dtype: mx.Dtype, types: set[str], found: tuple[Checkpoint, DrafterConfig] | None
+) -> Chosen:
+    """What serves the pair's operations; needs no weight. `types` are the float types of the target's tensors."""
+    types = types | found[0].float_types if found else types
+    if len(types) != 1:
+        return choose(choice, (), f"the pair's tensors are of several types ({', '.join(sorted(types))})")
+    places = list(target_places(config, dtype))
+    if found:
+        places += drafter_places(found[1], dtype, found[0].quantised)
+    return choose(choice, places)
 
 
 def _paths(target: str | Path, draft: str | Path | None, notes: list[str]) -> tuple[Path, Path | None]:

@@ -6,17 +6,26 @@ block_attention.py.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import mlx.core as mx
 
 from .block_attention import Block, block_attention
+from .feature_fusion import ContextWeights, Weight, context_rows, feature_fusion
 from .launch import METAL, Device
 
-TARGET_SLIDING, TARGET_FULL, DRAFTER = "target, sliding", "target, full", "drafter"  # the places of attention
+# The places where a kernel may serve: attention of three kinds of layers, and the two steps of the drafter's context.
+TARGET_SLIDING, TARGET_FULL, DRAFTER = "target, sliding layers", "target, full layers", "drafter"
+FEATURE, CONTEXT_ROWS = "context feature", "context keys and values"
 Range = tuple[int, int]  # rows, both ends included
+LayerRows = list[tuple[mx.array, mx.array]]  # keys and values per layer
 NO_ROWS = (1, 0)
+
+
+def dtype_name(dtype: mx.Dtype) -> str:
+    """Such as "bfloat16"."""
+    return str(dtype).rpartition(".")[2]
 
 
 class Reach(NamedTuple):
@@ -52,6 +61,11 @@ class Kernels:
     def __init__(self, rows: Mapping[str, Range] | None = None, device: Device = METAL):
         self.rows, self.device = dict(rows or {}), device
 
+    def serves(self, place: str, rows: int) -> bool:
+        """Whether the kernel serves a call with so many rows."""
+        first, last = self.rows.get(place, NO_ROWS)
+        return first <= rows <= last
+
     def attend(
         self, place: str, queries: mx.array, keys: mx.array, values: mx.array, reach: Reach, scale: float
     ) -> mx.array:
@@ -66,10 +80,31 @@ class Kernels:
         Returns:
             [1, H, T, D], lazy.
         """
-        first, last = self.rows.get(place, NO_ROWS)
-        if first <= queries.shape[2] <= last:
+        if self.serves(place, queries.shape[2]):
             return block_attention(queries, keys, values, reach.block, scale, device=self.device)
         return stock_attention(queries, keys, values, reach, scale)
+
+    def feature(self, taps: Sequence[mx.array], fc: Weight, gain: mx.array, eps: float) -> mx.array:
+        """Join the taps into the context feature: L arrays [T, E] to [T, E], lazy; arguments as `feature_fusion`."""
+        if self.serves(FEATURE, taps[0].shape[0]):
+            return feature_fusion(taps, fc, gain, eps, device=self.device)
+        return mx.fast.rms_norm(fc.times(mx.concatenate(list(taps), axis=-1)), gain, eps).astype(taps[0].dtype)
+
+    def context_rows(
+        self, feature: mx.array, weights: ContextWeights | None, offset: int, stock: Callable[[], LayerRows]
+    ) -> LayerRows:
+        """Make the keys and values of the drafter's layers, each [1, Hk, T, D], lazy.
+
+        Args:
+            feature: [T, E].
+            weights: of all layers, stacked; `None` where no kernel serves this.
+            offset: position of the first row.
+            stock: makes them layer by layer.
+        """
+        if weights is None or not self.serves(CONTEXT_ROWS, feature.shape[0]):
+            return stock()
+        keys, values = context_rows(feature, weights, offset, device=self.device)
+        return [(keys[layer][None], values[layer][None]) for layer in range(keys.shape[0])]
 
 
 STOCK = Kernels()

@@ -14,6 +14,7 @@ from ..config import TargetConfig
 from ..drafter_config import DFlash2Config, DrafterConfig, drafter_config
 from ..errors import CheckpointError, must
 from ..fields import SAME_RELEASE
+from ..kernels.serving import STOCK, Kernels, dtype_name
 from ..models.dflash import DFlash
 from ..models.dflash2 import DFlash2
 from ..models.muse_glimmer import MuseGlimmer
@@ -54,6 +55,11 @@ class Checkpoint(NamedTuple):
     def nbytes(self) -> int:
         """Bytes of the weights that will be loaded."""
         return sum(tensor.nbytes for _, tensor in self.tensors.values())
+
+    @property
+    def float_types(self) -> set[str]:
+        """The float types that its tensors have, such as "bfloat16"."""
+        return {dtype_name(FLOATS[tensor.dtype]) for _, tensor in self.tensors.values() if tensor.dtype in FLOATS}
 
     @property
     def dtype(self) -> mx.Dtype:
@@ -171,9 +177,9 @@ def load_target(folder: Path) -> MuseGlimmer:
     return model
 
 
-def drafter_model(config: DrafterConfig) -> DFlash:
-    """An empty drafter of the config's generation."""
-    return DFlash2(config) if isinstance(config, DFlash2Config) else DFlash(config)
+def drafter_model(config: DrafterConfig, kernels: Kernels = STOCK) -> DFlash:
+    """An empty drafter of the config's generation, its operations served by these kernels."""
+    return DFlash2(config, kernels) if isinstance(config, DFlash2Config) else DFlash(config, kernels)
 
 
 def load_drafter(folder: Path, target: TargetConfig) -> DFlash:

@@ -14,6 +14,7 @@ import mlx.nn as nn
 from ..cache import DrafterContext, Rows, ring_mask
 from ..drafter_config import DrafterConfig
 from ..kernels.block_attention import Block
+from ..kernels.feature_fusion import ContextWeights, Weight
 from ..kernels.serving import DRAFTER, STOCK, Kernels, Reach
 from ..slots import Slots
 from .layers import Projections, RMSNorm, SwiGLU, heads, joined, rope
@@ -23,13 +24,15 @@ from .muse_glimmer import MuseGlimmer
 class Encoder(nn.Module):
     """Joins the taps into one context feature: norm(fc [tap 1 | .. | tap L]), [T, E]."""
 
-    def __init__(self, config: DrafterConfig):
+    def __init__(self, config: DrafterConfig, kernels: Kernels):
         super().__init__()
+        self.kernels = kernels
         self.fc = nn.Linear(len(config.taps) * config.hidden_size, config.hidden_size, bias=False)
         self.output_norm_enc = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
     def __call__(self, taps: Sequence[mx.array]) -> mx.array:
-        return self.output_norm_enc(self.fc(mx.concatenate(list(taps), axis=-1)))
+        norm = self.output_norm_enc
+        return self.kernels.feature(taps, Weight.of(self.fc), norm.weight, norm.eps)
 
 
 class Attention(Projections):
@@ -42,16 +45,16 @@ class Attention(Projections):
         self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
         self.config = config
 
-    def write(self, x: mx.array, rows: Rows, offset: int) -> None:
-        """Write the keys and values of [1, T, E] for positions offset..offset+T-1."""
+    def keys_values(self, x: mx.array, offset: int) -> tuple[mx.array, mx.array]:
+        """Keys and values of [1, T, E] for positions offset..offset+T-1, each [1, Hk, T, D]."""
         keys = self.k_norm(heads(self.k_proj(x), self.config.num_kv_heads))
         values = heads(self.v_proj(x), self.config.num_kv_heads)
-        rows.write(offset, rope(keys, self.config.rope_theta, offset), values)
+        return rope(keys, self.config.rope_theta, offset), values
 
     def __call__(self, x: mx.array, rows: Rows, offset: int, reach: Reach) -> mx.array:
         queries = self.q_norm(heads(self.q_proj(x), self.config.num_heads))
         queries = rope(queries, self.config.rope_theta, offset)
-        self.write(x, rows, offset)
+        rows.write(offset, *self.keys_values(x, offset))
         scale = self.config.head_dim**-0.5
         output = self.kernels.attend(DRAFTER, queries, rows.keys, rows.values, reach, scale)
         return self.o_proj(joined(output))
@@ -80,8 +83,9 @@ class DFlash(nn.Module):
 
     def __init__(self, config: DrafterConfig, kernels: Kernels = STOCK):
         super().__init__()
-        self.config = config
-        self.encoder = Encoder(config)
+        self.config, self.kernels = config, kernels
+        self.context_weights: ContextWeights | None = None
+        self.encoder = Encoder(config, kernels)
         self.layers = [self.layer(config, kernels) for _ in range(config.num_layers)]
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
@@ -99,9 +103,32 @@ class DFlash(nn.Module):
         """
         context.reserve(taps[0].shape[0])
         # The features are not passed through the layers' input norm; only the block's rows are.
-        features = self.encoder([tap.astype(self.dtype) for tap in taps])[None]
-        for layer, rows in zip(self.layers, context.layers, strict=True):
-            layer.self_attn.write(features, rows, context.offset)
+        features, offset = self.encoder([tap.astype(self.dtype) for tap in taps]), context.offset
+        made = self.kernels.context_rows(
+            features,
+            self.context_weights,
+            offset,
+            lambda: [layer.self_attn.keys_values(features[None], offset) for layer in self.layers],
+        )
+        for rows, (keys, values) in zip(context.layers, made, strict=True):
+            rows.write(offset, keys, values)
+
+    def stack_context(self) -> None:
+        """Put the K and V projections of all layers into one array, as `Kernels.context_rows` wants them.
+
+        The layers' own weights become views of it, so that nothing is held twice.
+        """
+        config = self.config
+        linears = [linear for layer in self.layers for linear in (layer.self_attn.k_proj, layer.self_attn.v_proj)]
+        stack = Weight.stack([Weight.of(linear) for linear in linears])
+        gains = mx.stack([layer.self_attn.k_norm.weight for layer in self.layers])
+        height = config.num_kv_heads * config.head_dim
+        for number, linear in enumerate(linears):
+            part = stack.part(number * height, (number + 1) * height)
+            linear.weight = part.array
+            if part.scales is not None:
+                linear.scales, linear.biases = part.scales, part.biases
+        self.context_weights = ContextWeights(stack, gains, config.num_kv_heads, config.rope_theta, config.rms_norm_eps)
 
     def draft(self, block: mx.array, context: DrafterContext, target: MuseGlimmer, rows: int) -> Slots:
         """Draft one block after the context; nothing is kept and nothing is evaluated.
