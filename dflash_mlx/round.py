@@ -56,7 +56,7 @@ def step(work: Sequence[Work], reads: HostReads, split: bool = False) -> list[Ro
     Returns:
         For each session its round, or the error that ends its generation and no other's.
     """
-    started, before = time.perf_counter(), reads.seconds
+    started, cpu, before = time.perf_counter(), time.thread_time(), reads.seconds
     copies = [copy for each in work for copy in each.state.secure(each.rows + each.length)]
     if copies:  # rarely: the read of the step before has made those that a round could need
         reads.read(mx.zeros((1,)), copies)
@@ -78,10 +78,11 @@ def step(work: Sequence[Work], reads: HostReads, split: bool = False) -> list[Ro
         count = 1 + each.length + each.scored
         rounds.append(commit(each, kept, numbers[:count]))
         numbers = numbers[count:]
-    total = time.perf_counter() - started
+    total, cpu = time.perf_counter() - started, time.thread_time() - cpu
     for done in rounds:
         if isinstance(done, Round):
-            done.rows, done.streams, done.total_s, done.host_s = fed, streams, total, total - waited
+            done.rows, done.streams = fed, streams
+            done.total_s, done.host_s, done.cpu_s = total, total - waited, cpu
             done.draft_s, done.verify_s = draft_s, None if draft_s is None else waited - draft_s
     return rounds
 

@@ -18,7 +18,9 @@ class Round:
         tokens: the committed ids.
         draft_s, verify_s: seconds that the host waited for the device's drafting and verifying. They are apart only
             where it read twice, so that nothing overlapped; `None` on other rounds.
-        host_s: seconds of the round in which the host did not wait: building the graph, bookkeeping.
+        host_s: seconds of the round in which the host did not wait for a result: building the graph, handing it over
+            (where a device that is behind makes it wait), bookkeeping.
+        cpu_s: processor seconds of the host's thread in the round, reads included: its work without any waiting.
         total_s: wall seconds of the round: host_s and the waits.
         rest_s: wall seconds from the end of this stream's previous round, or of its prefill, to the begin of this one:
             text, the caller's own work, steps without this stream.
@@ -34,6 +36,7 @@ class Round:
     draft_s: float | None = None
     verify_s: float | None = None
     host_s: float = 0.0
+    cpu_s: float = 0.0
     total_s: float = 0.0
     rest_s: float = 0.0
     streams: int = 1

@@ -10,7 +10,7 @@ import pytest
 
 from dflash_mlx import Session
 
-SHAPE, PAUSE = "window 11", 0.01
+SHAPE, PAUSE = "window 11", 0.04
 PROMPT = grids.prompts(SHAPE)["window"]
 OPTIONS = {"max_tokens": 24, "draft_length": 3}
 
@@ -33,6 +33,7 @@ def test_rounds_and_rests_sum_to_the_clock_on_the_wall(pair):
     assert sum(r.total_s + r.rest_s for r in rounds) == pytest.approx(ended - started, rel=0.05, abs=0.005)
     assert all(r.rest_s >= PAUSE for r in rounds[1:])
     assert all(0 < r.host_s < r.total_s for r in rounds)
+    assert all(0 < r.cpu_s < r.total_s + 0.001 for r in rounds)
 
 
 def test_a_timed_round_is_drafting_verifying_and_the_host(pair):
@@ -87,3 +88,24 @@ def test_what_is_slow_is_where_the_time_goes(slow, pair, monkeypatch):
         assert getattr(round_, parts[slow]) >= PAUSE
     for part in set(parts.values()) - {parts[slow]}:
         assert min(getattr(round_, part) for round_ in drafted) < PAUSE
+
+
+def test_processor_time_counts_the_hosts_work_and_not_its_waiting(pair):
+    def works(tokens, logits):
+        ends = time.thread_time() + PAUSE
+        while time.thread_time() < ends:
+            pass
+        return logits
+
+    def sleeps(tokens, logits):
+        time.sleep(PAUSE)
+        return logits
+
+    found = {}
+    for processor in (works, sleeps):
+        options = {"max_tokens": 8, "draft_length": 0, "logits_processors": [processor]}
+        rounds = Session(pair).generate(PROMPT, **options).stats.rounds
+        assert min(r.host_s for r in rounds) >= PAUSE
+        found[processor] = sorted(r.cpu_s for r in rounds)[len(rounds) // 2]
+    assert found[works] >= PAUSE
+    assert found[works] - found[sleeps] > PAUSE / 2
