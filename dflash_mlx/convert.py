@@ -6,6 +6,7 @@ target, the published names for a drafter, and MLX's affine quantisation. Quanti
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
 from collections.abc import Callable, Mapping
@@ -163,6 +164,11 @@ class _Work:
             _dequantise(self.model)
             if form.bits:
                 self.notes.append("The source was quantised already: its rounding stays in the weights.")
+        if self.checkpoint.skipped:
+            count = len(self.checkpoint.skipped)
+            self.notes.append(
+                f"{count} vision tensors are copied, not quantised; the sizes are those of the text model."
+            )
         if form.dtype:
             self.model.set_dtype(DTYPES[form.dtype])
         self.weights = sum(array.size for array in _parameters(self.model).values())
@@ -220,10 +226,10 @@ class _Work:
 
     def new_config(self) -> dict[str, Any]:
         """The source's config, nested for a target, with the new dtype and quantisation."""
-        raw = {key: value for key, value in self.checkpoint.raw.items() if not key.startswith("quantization")}
-        config = _nested(modern_config(raw)) if self.kind == "target" else raw
-        places = [config] + [config[key] for key in ("text_config",) if key in config]
-        for place in places:
+        config = copy.deepcopy(self.checkpoint.raw)
+        if self.kind == "target":
+            config = _nested(modern_config(config))
+        for place in (config, config.get("text_config", {})):
             for key in ("quantization", "quantization_config"):
                 place.pop(key, None)
             for key in ("dtype", "torch_dtype"):

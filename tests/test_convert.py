@@ -112,8 +112,11 @@ def test_mlx_lm_reads_a_converted_target_and_computes_the_same(tmp_path):
 
 def test_vision_tensors_go_along_under_mlx_vlms_names(tmp_path):
     source = write_target(tmp_path / "source", SPEC, "transformers")
-    convert(source, tmp_path / "out", Form(8))
+    done = convert(source, tmp_path / "out", Form(8))
     found = tensors(tmp_path / "out")
+    count = len(vision_tensors("", SPEC.hidden))
+    text = "vision tensors are copied, not quantised; the sizes are those of the text model."
+    assert done.notes == (f"{count} {text}",)
     for name, array in vision_tensors("", SPEC.hidden).items():
         assert np.array_equal(np.array(found[name]), array)
     others = {name for name in found if not name.startswith("vision_") and not name.startswith("perception_")}
@@ -133,7 +136,7 @@ def test_another_dtype_rounds_every_weight_once(tmp_path):
 
 
 def test_a_quantised_source_is_made_whole_or_quantised_anew_and_the_report_says_so(tmp_path):
-    first = write_target(tmp_path / "source", SPEC, quantisation=Quantisation(8, 64, True, True))
+    first = write_target(tmp_path / "source", SPEC, "mlx-lm", quantisation=Quantisation(8, 64, True, True))
     whole = convert(first, tmp_path / "whole", Form(dtype="float32"))
     assert np.array_equal(logits_of(tmp_path / "whole"), logits_of(write_again(first, tmp_path)))
     assert whole.notes == ()
@@ -146,16 +149,15 @@ def write_again(source: Path, folder: Path) -> Path:
     """The values that a quantised folder stands for, as a float32 checkpoint."""
     found, weights = tensors(source), {}
     for name in target_weights(SPEC):
-        stored = name.replace("model.", "model.language_model.", 1) if name.startswith("model.") else name
-        module = stored.removesuffix(".weight")
+        module = name.removesuffix(".weight")
         parts = [found.get(f"{module}.{part}") for part in ("weight", "scales", "biases")]
-        weights[name] = np.array(found[stored] if parts[1] is None else mx.dequantize(*parts, 64, 8))
+        weights[name] = np.array(found[name] if parts[1] is None else mx.dequantize(*parts, 64, 8))
     return write_target(folder / "again", SPEC, weights=weights)
 
 
 def test_modules_that_the_group_does_not_divide_stay_whole_with_a_note(tmp_path):
     spec = TargetSpec(**WHOLE | {"intermediate": 96})
-    done = convert(write_target(tmp_path / "source", spec), tmp_path / "out", Form(4, 64))
+    done = convert(write_target(tmp_path / "source", spec, "flat"), tmp_path / "out", Form(4, 64))
     assert set(done.whole) == {f"layers.{i}.mlp.down_proj" for i in range(spec.layers)}
     assert done.notes == (f"{spec.layers} modules stay whole: groups of 64 do not divide their width.",)
     assert np.isfinite(logits_of(tmp_path / "out")).all()
