@@ -6,12 +6,12 @@ read by the host, whatever their number. A request's tokens are what they would 
 
 from __future__ import annotations
 
+import atexit
 import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import mlx.core as mx
 
@@ -19,43 +19,13 @@ from .errors import DFlashError, EngineClosed, EngineError, InputError, MemoryPl
 from .memory import GIB, PREFILL_STEP
 from .options import Options
 from .pair import Pair
+from .request import Request, Store, failure, shares
 from .state import HostReads, State
 from .stats import Chunk, Stats
 from .stream import Stream, advance, check_request
-from .ticket import Channel, Ticket
+from .ticket import Ticket
 
 RECENT = 32  # ended requests whose time says how long the next ones will take
-
-
-class Store(Protocol):
-    """Keeps states from one request to the next; called on the engine's thread only."""
-
-    def take(self, tokens: Sequence[int]) -> State:
-        """A state for a prompt: nobody else may use it until it is put back."""
-
-    def put(self, state: State) -> None:
-        """Take back a state when its request has ended; it is evaluated."""
-
-
-@dataclass(eq=False)
-class Request:
-    """A request in the engine.
-
-    Attributes:
-        state: given by the caller, forked from the leader's or taken from the store; `None` for a new one.
-        given: the state is the caller's and stays so.
-        nbytes: what its caches will take at most.
-        leader: the answer to the same prompt whose prefill this one waits for.
-        started: when it left the queue.
-    """
-
-    stream: Stream
-    nbytes: int
-    state: State | None = None
-    given: bool = False
-    leader: Request | None = None
-    channel: Channel = field(default_factory=Channel)
-    started: float = 0.0
 
 
 class Engine:
@@ -98,6 +68,7 @@ class Engine:
         self._device = mx.default_device()
         self._thread = threading.Thread(target=self._serve, name="dflash-mlx engine", daemon=True)
         self._thread.start()
+        atexit.register(self._abandon)  # a thread inside MLX while the interpreter goes would abort the process
 
     def submit(
         self, prompt: Sequence[int], *, state: State | None = None, choice_index: int = 0, **options: Any
@@ -143,6 +114,10 @@ class Engine:
             for request in (*self._waiting, *self._running):
                 request.channel.cancel()
         self._thread.join()
+        atexit.unregister(self._abandon)
+
+    def _abandon(self) -> None:
+        self.close(finish=False)
 
     def __enter__(self) -> Engine:
         return self
@@ -212,6 +187,7 @@ class Engine:
             with self._changed:
                 self._changed.wait_for(lambda: self._waiting or self._running or self._closing)
                 if not (self._waiting or self._running):
+                    mx.clear_streams()  # the thread's own; one that is left may abort the process at its end
                     return
             if not self._running:
                 mx.reset_peak_memory()
@@ -239,6 +215,7 @@ class Engine:
             try:
                 if request.state is None:
                     request.state = self._store.take(request.stream.prompt) if self._store else State(self.pair)
+                    request.taken = self._store is not None
                 request.stream.begin(request.state)
             except Exception as error:
                 self._end(request, error)
@@ -253,9 +230,9 @@ class Engine:
         try:
             work = [request.stream.work(pieces[id(request)] or None, max(1, decoding)) for request in running]
             found = advance(streams, work, self._reads)
-        except Exception as error:  # the device's, or a fault of ours: what the caches hold is not known
+        except Exception as error:  # the device's, or a fault of ours
             for request in running:
-                self._end(request, error)
+                self._end(request, failure(error))
             return
         for request, item in zip(running, found, strict=True):
             if isinstance(item, Exception):
@@ -278,10 +255,12 @@ class Engine:
             shown = len(stream.output.text)
             generation = stream.close()
             last = Chunk(generation.text[shown:], [], generation.finish_reason, stream.stats)
+        if error is not None and not isinstance(error, DFlashError):
+            error = failure(error)
         try:
             self._give_back(request, error)
         except Exception as late:
-            error = error or late
+            error = error or failure(late)
         generation = stream.generation or stream.close()
         with self._changed:
             (self._running if request in self._running else self._waiting).remove(request)
@@ -293,25 +272,20 @@ class Engine:
             other.leader = None
         if error is None and last is not None:
             request.channel.put(last)
-        elif error is not None and not isinstance(error, DFlashError):
-            todo = "Send the request again; what was generated is in .partial."
-            text = must("engine", "a step", "possible", f"{type(error).__name__}: {error}", todo)
-            cause, error = error, EngineError(text)
-            error.__cause__ = cause
-        if isinstance(error, DFlashError):
+        elif error is not None:
             error.partial = generation
         request.channel.end(generation, error)
 
-    def _give_back(self, request: Request, error: Exception | None) -> None:
-        """Leave the state so that it can be used again, in any thread; one whose contents are not known is emptied."""
+    def _give_back(self, request: Request, error: DFlashError | None) -> None:
+        """Leave the state so that it can be used again, in any thread; after a failure what it holds is not known."""
         state, request.state = request.state, None
         request.stream.release()
-        if state is None or not (request.given or self._store):
+        if state is None or not (request.given or request.taken):
             return
-        if error is not None and not isinstance(error, DFlashError):
+        if isinstance(error, EngineError):
             state.reset()
         state.settle(self._reads)
-        if self._store and not request.given:
+        if self._store and request.taken:
             self._store.put(state)
 
     def _count(self, ending: str, stats: Stats) -> None:
@@ -329,17 +303,3 @@ def _check_count(name: str, value: Any, least: int, most: int | None = None) -> 
     if not isinstance(value, int) or isinstance(value, bool) or value < least or (most is not None and value > most):
         expected = f"an integer of at least {least}" if most is None else f"an integer between {least} and {most}"
         raise InputError(must("engine", name, expected, repr(value), "Correct the argument."))
-
-
-def shares(waiting: dict[int, int], rows: int) -> dict[int, int]:
-    """Share `rows` among prompts: equal pieces, and what a short prompt leaves over goes to the others.
-
-    Args:
-        waiting: tokens that wait, by prompt.
-        rows: at least as many as there are prompts that wait.
-    """
-    pieces, left = {}, sum(tokens > 0 for tokens in waiting.values())
-    for key, tokens in sorted(waiting.items(), key=lambda item: item[1]):
-        pieces[key] = min(tokens, rows // left) if tokens else 0
-        rows, left = rows - pieces[key], left - (tokens > 0)
-    return pieces

@@ -15,8 +15,8 @@ from crowds import PROMPT, gated, read, solo
 
 import dflash_mlx.stream as stream_module
 from dflash_mlx import Engine
-from dflash_mlx.engine import shares
 from dflash_mlx.errors import EngineError, InputError, MemoryPlanError, ProcessorError, QueueFull
+from dflash_mlx.request import shares
 from dflash_mlx.state import HostReads, State
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import subprocess
+import sys
 import threading
 
 import crowds
@@ -14,7 +16,7 @@ import scripts
 from crowds import PROMPT, gated, read, solo
 
 from dflash_mlx import Engine, Session
-from dflash_mlx.errors import EngineClosed, InputError
+from dflash_mlx.errors import EngineClosed, InputError, ProcessorError
 from dflash_mlx.state import State
 
 
@@ -109,6 +111,20 @@ def test_closing_cancels_what_does_not_end_in_time(pair):
     assert ticket.result().finish_reason == "cancelled"
 
 
+def test_an_engine_that_nobody_closed_ends_with_its_process():
+    """In the middle of a request; MLX aborts a process that goes while one of its threads computes."""
+    folder = grids.pair(crowds.SHAPE).target_path
+    code = f"""
+import mlx.core as mx
+mx.set_default_device(mx.cpu)
+from dflash_mlx import Engine, load
+ticket = Engine(load({str(folder)!r}, draft=None)).submit([5, 9, 2], max_tokens=5000)
+print(len(next(ticket).tokens))
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (run.returncode, run.stdout, run.stderr) == (0, "1\n", "")
+
+
 def test_a_state_goes_from_request_to_request_and_back_to_this_thread(engine):
     """What it has not computed yet when it is handed over is computed first: no other thread could."""
     session = Session(engine.pair)
@@ -136,15 +152,17 @@ class OneState:
     """A store that keeps the last state."""
 
     def __init__(self, pair):
-        self.state, self.threads = State(pair), set()
+        self.state, self.threads, self.taken, self.put_back = State(pair), set(), 0, 0
 
     def take(self, tokens):
         self.threads.add(threading.current_thread().name)
-        state, self.state = self.state or State(self.state.pair), None
+        self.taken += 1
+        state, self.state = self.state, None
         return state
 
     def put(self, state):
         self.threads.add(threading.current_thread().name)
+        self.put_back += 1
         self.state = state
 
 
@@ -157,6 +175,25 @@ def test_a_store_is_asked_and_given_back_on_the_engines_thread(pair):
     assert again.stats.reused_tokens == len(PROMPT) + 7
     assert again.tokens == solo([*PROMPT, *first.tokens, 7], max_tokens=8)
     assert store.threads == {"dflash-mlx engine"}
+    assert store.taken == store.put_back == 2
+
+
+def test_a_store_gets_back_what_it_gave_and_nothing_else(pair):
+    """One of three answers took a state; the others are forks. A request that fails gives it back too, emptied."""
+    store = OneState(pair)
+
+    def failing(tokens, logits):
+        raise RuntimeError("out of ideas")
+
+    with Engine(pair, store=store) as engine:
+        for ticket in engine.submit_all(PROMPT, 3, max_tokens=8):
+            ticket.result()
+        assert (store.taken, store.put_back) == (1, 1)
+        with pytest.raises(ProcessorError):
+            engine.submit(PROMPT, logits_processors=[failing]).result()
+        waiting = engine.submit(PROMPT, max_tokens=3)
+        assert waiting.result().tokens == solo(PROMPT, max_tokens=3)
+    assert store.taken == store.put_back == 3
 
 
 def test_an_event_loop_reads_several_tickets_at_once(engine):
