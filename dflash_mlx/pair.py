@@ -14,7 +14,7 @@ from .config import TargetConfig
 from .drafter_config import DrafterConfig
 from .errors import CheckpointError, InputError, must
 from .kernels.choose import Chosen, check_choice, choose
-from .kernels.places import drafter_places, target_places
+from .kernels.places import Place, drafter_places, target_places
 from .kernels.serving import CONTEXT_ROWS, Kernels, dtype_name
 from .known import AUTO, drafter_for
 from .loading.build import Checkpoint, build, drafter_model, read_drafter, read_target
@@ -181,10 +181,20 @@ def _kernels(
     types = types | found[0].float_types if found else types
     if len(types) != 1:
         return choose(choice, (), f"the pair's tensors are of several types ({', '.join(sorted(types))})")
+    return choose(choice, _places(config, dtype, found))
+
+
+def _places(config: TargetConfig, dtype: mx.Dtype, found: tuple[Checkpoint, DrafterConfig] | None) -> list[Place]:
+    """Where a kernel may serve the pair."""
     places = list(target_places(config, dtype))
-    if found:
-        places += drafter_places(found[1], dtype, found[0].quantised)
-    return choose(choice, places)
+    return places + list(drafter_places(found[1], dtype, found[0].quantised)) if found else places
+
+
+def places_of(target: str | Path, draft: str | Path | None = AUTO) -> list[Place]:
+    """Where a kernel may serve a pair, from its files' headers: nothing is loaded. Arguments and errors as `load`."""
+    target_path, drafter_path = _paths(target, draft, [])
+    checkpoint, config = read_target(target_path)
+    return _places(config, checkpoint.dtype, read_drafter(drafter_path, config) if drafter_path else None)
 
 
 def _paths(target: str | Path, draft: str | Path | None, notes: list[str]) -> tuple[Path, Path | None]:

@@ -11,10 +11,12 @@ import faults
 import faulty_devices as devices
 import mlx.core as mx
 import pytest
+from command import run
 from tiny import tiny_pair
 
 import dflash_mlx
 from dflash_mlx import Session
+from dflash_mlx.cli.kernel_report import published_places
 from dflash_mlx.errors import InputError
 from dflash_mlx.kernels import apart, choose, verdicts
 from dflash_mlx.kernels.places import AttentionPlace, FeaturePlace
@@ -279,3 +281,53 @@ def test_without_metal_stock_serves_and_says_why(load: Load) -> None:
     with pytest.raises(InputError) as caught:
         load(kernels="metal")
     assert str(caught.value) == f"[load] kernels must be 'auto' or 'stock' but got 'metal'. No kernel can run: {why}."
+
+
+def test_doctor_qualifies_anew_and_gives_a_file_to_send(
+    here: Callable[[str], None], folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here("HARNESS")
+    rows = [{"rows": 8, "context": 37, "kernel_s": 2e-6, "stock_s": 7e-6}]
+    asked: list[str] = []
+
+    def made(places: Any, _: str) -> list[apart.Verdict]:
+        asked.extend(place.name for place in places)
+        found = [apart.Verdict(apart.as_data(place), "", True, (1, 16), True, [], rows) for place in places]
+        found[1] = quick(places[1], "error 3 where 1 is allowed", agrees=False)
+        return found
+
+    monkeypatch.setattr(choose, "qualify_apart", made)
+    arguments = ("doctor", "--kernels", "--model", str(folders[0]), "--draft", str(folders[1]))
+    for turn in (1, 2):
+        result = run(*arguments, "--json")
+        report = json.loads(result.stdout)
+        assert len(asked) == 5 * turn  # whatever is stored
+    assert result.exit_code == 1
+    assert [verdict["rows"] for verdict in report["verdicts"][str(folders[0])]] == [[1, 16], [1, 0], *[[1, 16]] * 3]
+    assert report["problems"][0]["what"].endswith("Please report the output of 'dflash-mlx doctor --kernels --json'.")
+    assert {"block_attention.metal", "feature_fusion.metal", "qualify.py"} <= report["sources"].keys()
+    assert report["machine"].keys() >= {"system", "chip", "gpu_cores", "memory_bytes"}
+    text = run(*arguments).stdout
+    assert "  target, sliding layers (float32): metal for 1 to 16 rows\n" in text
+    assert "     8 rows at position 37: kernel 2 µs, stock 7 µs\n" in text
+    assert "  target, full layers (float32): stock: error 3 where 1 is allowed\n" in text
+
+
+def test_doctor_says_why_no_kernel_was_tried() -> None:
+    result = run("doctor", "--kernels")
+    assert result.exit_code == 0
+    assert result.stdout.endswith(f"No kernel was tried: {choose.device_here()[1]}. Stock operations serve.\n")
+
+
+def test_doctor_tries_the_shapes_of_the_published_pair() -> None:
+    """Numbers of the published configs: 39 sliding and 13 full layers of 32 heads, a drafter of 5 layers and 5 taps."""
+    sliding, full, drafter, feature, context = published_places()
+    assert isinstance(sliding, AttentionPlace)
+    assert isinstance(full, AttentionPlace)
+    assert (sliding.layers, sliding.heads, sliding.kv_heads, sliding.size) == (39, 32, 2, 128)
+    assert (sliding.span, sliding.capacity, sliding.causal) == (2048, 4096, True)
+    assert (full.layers, full.capacity) == (13, 16384)
+    assert isinstance(drafter, AttentionPlace)
+    assert (drafter.span, drafter.kv_heads, drafter.causal, drafter.layers) == (2049, 8, False, 5)
+    assert feature == FeaturePlace(FEATURE, "bfloat16", 5, 6656, 4, 64, 1e-5)
+    assert (context.operation, context.dtype) == ("feature_fusion", "bfloat16")
