@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import agreement
+import grids
 import mlx.core as mx
 import numpy as np
 import pytest
 import reference
 from tiny import Quantisation, drafter_config, drafter_weights, target_weights, tiny_models, tiny_specs
 
+from dflash_mlx import generate, load
 from dflash_mlx.choice import Choice
 from dflash_mlx.noise import gumbel, position_keys, uniform
 from dflash_mlx.options import Options
@@ -212,3 +214,15 @@ def test_penalties_reach_the_selectors_candidates(tmp_path):
     free = Choice(Options(), 0).proposal(slots, 9, [anchor]).tolist()
     found = Choice(Options(repetition_penalty=1e6), 0).proposal(slots, 9, [free[0], anchor]).tolist()
     assert free[0] not in found
+
+
+@pytest.mark.skipif(not grids.has_pocket(), reason="the pocket pair is not in this tree")
+@pytest.mark.parametrize("options", [{}, {"temperature": 0.8, "top_p": 0.95, "top_k": 64, "seed": 5}], ids=str)
+def test_the_pocket_pairs_second_drafter_changes_no_token_and_is_often_right(options):
+    pair = load("pocket", draft="dflash2")
+    assert pair.drafter_kind == "DFlash-2"
+    prompt = "def read_lines(path):\n    with open(path) as file:\n"
+    plain = generate(pair.without_drafter(), prompt, max_tokens=40, **options)
+    drafted = generate(pair, prompt, max_tokens=40, draft_length=7, **options)
+    assert drafted.tokens == plain.tokens
+    assert drafted.stats.mean_accepted > 0.5

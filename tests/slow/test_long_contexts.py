@@ -15,12 +15,13 @@ from dflash_mlx.options import Options
 from dflash_mlx.state import HostReads, State
 
 pytestmark = pytest.mark.slow
+CASES = [*(("window 11", kind) for kind in grids.KINDS), ("DFlash-2", "bfloat16")]
 
 
-@pytest.mark.parametrize("kind", grids.KINDS)
-def test_rounds_after_a_long_prompt_equal_plain_decoding(kind):
+@pytest.mark.parametrize(("name", "kind"), CASES)
+def test_rounds_after_a_long_prompt_equal_plain_decoding(name, kind):
     """2,500 tokens: full layers have doubled three times, the ring has wrapped fifty times."""
-    pair, draw = grids.pair("window 11", kind), random.Random(1)
+    pair, draw = grids.pair(name, kind), random.Random(1)
     prompt = [draw.randrange(97) for _ in range(2500)]
     plain = grids.drive(pair, prompt, grids.schedule(0), 40)
     tutored = grids.tutored(pair, prompt + plain.tokens, 0.75)
@@ -28,11 +29,11 @@ def test_rounds_after_a_long_prompt_equal_plain_decoding(kind):
         assert grids.drive(tutored, prompt, grids.schedule(length), 40).tokens == plain.tokens
 
 
-@pytest.mark.parametrize("kind", grids.KINDS)
-def test_a_long_generation_equals_plain_decoding(kind):
-    prompt = grids.prompts("window 11", kind)["2 tokens"]
-    plain = grids.drive(grids.pair("window 11", kind), prompt, grids.schedule(0), 1100).tokens
-    tutored = grids.tutored(grids.pair("window 11", kind), prompt + plain, 0.8)
+@pytest.mark.parametrize(("name", "kind"), CASES)
+def test_a_long_generation_equals_plain_decoding(name, kind):
+    prompt = grids.prompts(name, kind)["2 tokens"]
+    plain = grids.drive(grids.pair(name, kind), prompt, grids.schedule(0), 1100).tokens
+    tutored = grids.tutored(grids.pair(name, kind), prompt + plain, 0.8)
     done = grids.drive(tutored, prompt, grids.schedule("drawn"), 1100)
     assert done.tokens == plain
 
