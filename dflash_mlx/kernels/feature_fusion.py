@@ -276,7 +276,7 @@ def _check_product(taps: Sequence[mx.array], weight: Weight) -> None:
         raise DFlashError(must("feature_fusion", "taps", "of shape [M, E]", taps[0].shape, STOCK))
     (rows, width), dtype = taps[0].shape, taps[0].dtype
     shapes, kinds = {tap.shape for tap in taps}, {tap.dtype for tap in taps}
-    group = weight.group or GROUPS[0]
+    group = weight.group if weight.bits else GROUPS[0]
     stored = mx.uint32 if weight.bits else dtype
     problems: list[tuple[bool, str, str, object]] = [
         (len(shapes) > 1, "taps", f"all of shape {taps[0].shape}", sorted(shapes)),
@@ -284,7 +284,7 @@ def _check_product(taps: Sequence[mx.array], weight: Weight) -> None:
         (dtype not in DTYPES or len(kinds) > 1, "type", "float32, float16 or bfloat16 for all taps", kinds),
         (weight.bits not in (0, *BITS), "bits", f"one of {BITS}", weight.bits),
         (group not in GROUPS, "group", f"one of {GROUPS}", group),
-        (width % group != 0, "width", f"a multiple of {group}", width),
+        (not group or width % group != 0, "width", f"a multiple of {group}", width),
         (weight.inputs != width * len(taps), "inputs of the weight", f"{width * len(taps)}", weight.inputs),
         (weight.array.dtype != stored, "type of the weight", f"{stored}", weight.array.dtype),
     ]

@@ -178,6 +178,10 @@ REFUSED = {
         {"fc": Weight(mx.zeros((64, 24), mx.uint32), group=16, bits=4)},
         "group must be one of (32, 64, 128) but got 16",
     ),
+    "no group": (
+        {"fc": Weight(mx.zeros((64, 24), mx.uint32), bits=4)},
+        "group must be one of (32, 64, 128) but got 0",
+    ),
     "width": ({"taps": [mx.zeros((4, 48))] * 4}, "width must be a multiple of 32 but got 48"),
     "inputs": ({"taps": [mx.zeros((4, 64))] * 2}, "inputs of the weight must be 128 but got 192"),
     "type of the weight": (
