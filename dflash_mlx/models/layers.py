@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import mlx.core as mx
 import mlx.nn as nn
 
@@ -65,7 +67,19 @@ class SwiGLU(nn.Module):
         self.down_proj = nn.Linear(intermediate, hidden, bias=False)
 
     def __call__(self, x: mx.array) -> mx.array:
-        return self.down_proj(nn.silu(self.gate_proj(x)) * self.up_proj(x))
+        return self.down_proj(swiglu(self.gate_proj(x), self.up_proj(x)))
+
+
+@partial(mx.compile, shapeless=True)  # one launch in place of two
+def swiglu(gate: mx.array, up: mx.array) -> mx.array:
+    """silu(gate) * up."""
+    return nn.silu(gate) * up
+
+
+@partial(mx.compile, shapeless=True)
+def gated(x: mx.array, gate: mx.array) -> mx.array:
+    """x * sigmoid(gate)."""
+    return x * mx.sigmoid(gate)
 
 
 def heads(x: mx.array, count: int) -> mx.array:

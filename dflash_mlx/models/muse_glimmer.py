@@ -15,7 +15,7 @@ import mlx.nn as nn
 from ..cache import Lane, Part, lanes
 from ..config import FULL, TargetConfig
 from ..kernels.serving import STOCK, TARGET_FULL, TARGET_SLIDING, Kernels
-from .layers import CentredRMSNorm, Projections, RMSNorm, SwiGLU, heads, joined, rms, rope
+from .layers import CentredRMSNorm, Projections, RMSNorm, SwiGLU, gated, heads, joined, rms, rope
 
 SUBMIT_LAYERS = 4  # after so many layers the device gets what there is of the graph, and works while the rest is built
 
@@ -46,7 +46,7 @@ class Attention(Projections):
         values = heads(self.v_proj(x), config.num_kv_heads)
         outputs = [self._attend(lane, *(rows[:, :, lane.rows] for rows in (queries, keys, values))) for lane in lanes]
         output = outputs[0] if len(outputs) == 1 else mx.concatenate(outputs, axis=2)
-        return self.o_proj(joined(output) * mx.sigmoid(self.gate_proj(x)))
+        return self.o_proj(gated(joined(output), self.gate_proj(x)))
 
     def _attend(self, lane: Lane, queries: mx.array, keys: mx.array, values: mx.array) -> mx.array:
         """Attention of one session's rows: queries [1, H, T, D], keys and values [1, Hk, T, D]."""
