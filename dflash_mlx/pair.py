@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ from mlx.utils import tree_flatten
 
 from .cache import DrafterContext, Part, TargetCache
 from .config import TargetConfig
+from .costs import Costs
+from .draft_length import Experience
 from .drafter_config import DrafterConfig
 from .errors import CheckpointError, InputError, must
 from .kernels.choose import Chosen, check_choice, choose
@@ -24,6 +27,7 @@ from .memory import MemoryPlan, Sizes, keep_resident, plan_memory
 from .models.dflash import DFlash
 from .models.muse_glimmer import MuseGlimmer
 from .resources import find
+from .round_costs import first_guess
 from .text import load_tokenizer
 
 POCKET = "pocket"
@@ -65,6 +69,15 @@ class Pair:
     def block_size(self) -> int:
         """Slots of the drafter's block, the anchor's included; 1 without a drafter."""
         return self.drafter.config.block_size if self.drafter else 1
+
+    @cached_property
+    def experience(self) -> Experience:
+        """What this pair's sessions have learned of their rounds on this machine, for the automatic draft length."""
+        assert self.drafter is not None
+        target, drafter, parts = self.target.config, self.drafter.config, self.plan.parts
+        stored = parts["target weights"], parts["drafter weights"]
+        costs = Costs.of_files(target, drafter, *stored, self.dtype.size)
+        return Experience(first_guess(costs, drafter.runtime_block_size - 1))
 
     @property
     def drafter_kind(self) -> str | None:

@@ -211,4 +211,4 @@ def _policy(pair: Pair, options: Options) -> AutoDraftLength | FixedDraftLength:
     if pair.drafter is None:
         return FixedDraftLength(0)
     fixed = options.fixed_draft_length(pair.block_size)
-    return AutoDraftLength(pair.drafter.config.runtime_block_size - 1) if fixed is None else FixedDraftLength(fixed)
+    return AutoDraftLength(pair.experience) if fixed is None else FixedDraftLength(fixed)
