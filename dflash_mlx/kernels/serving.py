@@ -104,7 +104,8 @@ class Kernels:
         if weights is None or not self.serves(CONTEXT_ROWS, feature.shape[0]):
             return stock()
         keys, values = context_rows(feature, weights, offset, device=self.device)
-        return [(keys[layer][None], values[layer][None]) for layer in range(keys.shape[0])]
+        # slices are views; an index would be a copy
+        return [(keys[i : i + 1], values[i : i + 1]) for i in range(keys.shape[0])]
 
 
 STOCK = Kernels()

@@ -15,7 +15,8 @@ from mlx.utils import tree_flatten, tree_map, tree_unflatten
 
 from dflash_mlx.cache import DrafterContext
 from dflash_mlx.drafter_config import DrafterConfig
-from dflash_mlx.kernels.feature_fusion import ContextWeights, Weight, context_rows, feature_fusion
+from dflash_mlx.kernels.feature_fusion import MAX_ROWS, ContextWeights, Weight
+from dflash_mlx.kernels.serving import CONTEXT_ROWS, FEATURE, STOCK, Kernels
 from dflash_mlx.models.dflash import DFlash
 
 pytestmark = pytest.mark.kernels
@@ -42,43 +43,29 @@ PUBLISHED = {
 }
 # What gives no work to a GPU: other views of the same memory, and what was there before.
 VIEWS = {"Transpose", "Slice", "Reshape", "ExpandDims", "Squeeze", "Flatten", "Unflatten", "Broadcast", "Full"}
+KERNELS = Kernels({FEATURE: (1, MAX_ROWS), CONTEXT_ROWS: (1, MAX_ROWS)})
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "kernels.md"
 
 
-def extend_stock(drafter: DFlash, context: DrafterContext, taps: list[mx.array], stack: Weight) -> None:
-    """What the drafter does on stock operations."""
-    drafter.extend(context, taps)
-
-
-def extend_kernels(drafter: DFlash, context: DrafterContext, taps: list[mx.array], stack: Weight) -> None:
-    """The same through the kernels; each layer's rows are written as they are on stock operations."""
-    config, encoder = drafter.config, drafter.encoder
-    gain = encoder.output_norm_enc.weight
-    feature = feature_fusion(taps, Weight.of(encoder.fc), gain, config.rms_norm_eps)
-    gains = mx.zeros((config.num_layers, config.head_dim), mx.bfloat16)
-    weights = ContextWeights(stack, gains, config.num_kv_heads, config.rope_theta, config.rms_norm_eps)
-    keys, values = context_rows(feature, weights, context.offset)
-    for layer, rows in enumerate(context.layers):
-        rows.write(context.offset, keys[layer : layer + 1], values[layer : layer + 1])
-
-
-def counted(extend: Any, bits: int, offset: int, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
-    """Trace one call; gives how many operations do work, and the bytes of the arrays that they read and write.
+def counted(kernels: Kernels, bits: int, offset: int, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
+    """Trace one `DFlash.extend`; gives how many operations do work, and the bytes that they read and write.
 
     An operation reads each of its arrays once and writes its result; a slice update reads and writes the update alone.
     MLX's norm and rotation are one launch each on a GPU, but many operations where there is none: here they are one.
     """
     monkeypatch.setattr(mx.fast, "rms_norm", lambda x, weight, eps: mx.abs(x))
     monkeypatch.setattr(mx.fast, "rope", lambda x, *args, **options: mx.negative(x))
-    drafter = DFlash(DrafterConfig.from_dict(PUBLISHED))
+    config = DrafterConfig.from_dict(PUBLISHED)
+    drafter = DFlash(config, kernels)
     drafter.update(tree_map(lambda array: mx.zeros(array.shape, mx.bfloat16), drafter.parameters()))
     if bits:
         nn.quantize(drafter, 64, bits)
     flat = tree_flatten(drafter.parameters())
     projections = [part for one in drafter.layers for part in (one.self_attn.k_proj, one.self_attn.v_proj)]
     stack = Weight.stack([Weight.of(part) for part in projections])
+    gains = mx.zeros((config.num_layers, config.head_dim), mx.bfloat16)
     held = [array for array in (stack.array, stack.scales, stack.biases) if array is not None]
-    context = DrafterContext(drafter.config, mx.bfloat16)
+    context = DrafterContext(config, mx.bfloat16)
     context.skip_to(offset)
     taps = [mx.zeros((ROWS, WIDTH), mx.bfloat16) for _ in range(5)]
 
@@ -88,7 +75,11 @@ def counted(extend: Any, bits: int, offset: int, monkeypatch: pytest.MonkeyPatch
         drafter.update(tree_unflatten([(name, given.pop(0)) for name, _ in flat]))
         for rows in context.layers:
             rows.keys, rows.values = given.pop(0), given.pop(0)
-        extend(drafter, context, given[:5], Weight(*given[5:], group=stack.group, bits=stack.bits))
+        weight = Weight(*given[5:], group=stack.group, bits=stack.bits)
+        drafter.context_weights = ContextWeights(
+            weight, gains, config.num_kv_heads, config.rope_theta, config.rms_norm_eps
+        )
+        drafter.extend(context, given[:5])
         return context.arrays
 
     steps: list[dict[str, Any]] = []
@@ -110,8 +101,8 @@ def _bytes(step: dict[str, Any]) -> int:
 def test_kernels_take_fewer_launches_and_bytes(
     bits: int, offset: int, wrapped: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stock, stock_bytes = counted(extend_stock, bits, offset, monkeypatch)
-    ours, our_bytes = counted(extend_kernels, bits, offset, monkeypatch)
+    stock, stock_bytes = counted(STOCK, bits, offset, monkeypatch)
+    ours, our_bytes = counted(KERNELS, bits, offset, monkeypatch)
     # concatenation, product and norm; per layer two products, norm, rotation, and two slice updates
     assert stock == 3 + 5 * 6 + wrapped
     assert ours == 4 + 5 * 2 + wrapped
