@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
@@ -18,6 +19,9 @@ from .noise import gumbel, position_keys, uniform
 from .options import Options
 from .processors import Guide, Processors
 from .slots import Slots, walk
+
+if TYPE_CHECKING:
+    from .state import HostReads
 
 
 @dataclass(frozen=True)
@@ -94,15 +98,18 @@ class Choice:
             raise self._processors.failure(tokens[0] - self._vocab + 1)
         return good
 
-    def proposal(self, slots: Slots, position: int, history: Sequence[int]) -> mx.array:
+    def proposal(
+        self, slots: Slots, position: int, history: Sequence[int], reads: HostReads | None = None
+    ) -> mx.array:
         """The drafter's tokens for consecutive positions.
 
         Args:
             slots: what the drafter says, row i about position + i.
             position: of row 0.
             history: the committed tokens.
+            reads: the host's; a guide among the processors makes one.
         Returns:
-            [M] uint32. Lazy.
+            [M] uint32. Lazy, but for a guide's.
         """
         logits, temperature = slots.logits, self.options.temperature * self.rule.c
         if self.rule.multiplied and slots.multiplier != 1:
@@ -110,7 +117,8 @@ class Choice:
         logits = self._penalised(self._biased(logits), history, None)
         scores = self._scores(logits, position, temperature, spare=1)
         if self._guide is not None:
-            return _guided(self._guide, scores, history)
+            assert reads is not None
+            return _guided(self._guide, scores, history, reads)
         if slots.transitions is None:
             return scores.best()
         ids, scored = scores.largest(slots.candidates)
@@ -170,8 +178,10 @@ def _factor(temperature: float) -> float:
     return min(max(1 / temperature, 1e-30), 1e30)
 
 
-def _guided(guide: Guide, scores: Kept, history: Sequence[int]) -> mx.array:
+def _guided(guide: Guide, scores: Kept, history: Sequence[int], reads: HostReads) -> mx.array:
     """What a guide picks of each row's likeliest tokens; the host waits here, not where it reads the drafts."""
     ids, scored = scores.largest(GUIDED_CANDIDATES)
     ids = mx.take_along_axis(ids, mx.argsort(-scored, axis=-1), axis=-1)
-    return mx.array(guide.choose(history, ids.tolist()), dtype=mx.uint32)  # type: ignore[arg-type]
+    read, width = reads.read(ids.reshape(-1)), ids.shape[-1]
+    rows = [read[begin : begin + width] for begin in range(0, len(read), width)]
+    return mx.array(guide.choose(history, rows), dtype=mx.uint32)

@@ -60,7 +60,7 @@ def step(work: Sequence[Work], reads: HostReads, split: bool = False) -> list[Ro
     copies = [copy for each in work for copy in each.state.secure(each.rows + each.length)]
     if copies:  # rarely: the read of the step before has made those that a round could need
         reads.read(mx.zeros((1,)), copies)
-    proposals, draft_s = [draft(each.state, each.choice, each.length) for each in work], None
+    proposals, draft_s = [draft(each.state, each.choice, each.length, reads) for each in work], None
     if any(each.length and (split or each.choice.reads_drafts) for each in work):
         contexts = [array for each in work if each.state.context for array in each.state.context.arrays]
         reads.read(mx.concatenate(proposals), [*proposals, *contexts])
@@ -87,7 +87,7 @@ def step(work: Sequence[Work], reads: HostReads, split: bool = False) -> list[Ro
     return rounds
 
 
-def draft(state: State, choice: Choice, length: int) -> mx.array:
+def draft(state: State, choice: Choice, length: int, reads: HostReads) -> mx.array:
     """The drafter's proposal for the next `length` positions, [k] uint32, lazy; the block has k + 1 slots."""
     drafter, context = state.pair.drafter, state.context
     if not length or drafter is None or context is None:
@@ -96,7 +96,7 @@ def draft(state: State, choice: Choice, length: int) -> mx.array:
     masks = [drafter.config.mask_token_id] * length
     block = mx.array([state.tokens[-1], *masks], dtype=mx.uint32)
     slots = drafter.draft(block, context, state.pair.target, length)
-    return choice.proposal(slots, len(state.tokens), state.tokens)
+    return choice.proposal(slots, len(state.tokens), state.tokens, reads)
 
 
 def verify(work: Sequence[Work], proposals: Sequence[mx.array]) -> tuple[list[mx.array], list[list[mx.array]]]:

@@ -107,15 +107,9 @@ class Stream:
         length = min(self._policy.next(state.cache.offset, streams), self.output.wanted - 1, room)
         return Work(state, self._choice, self.output, 1, max(0, length))
 
-    def took(self, done: Round, syncs: int) -> Chunk | None:
-        """Record a step; returns what to hand out, nothing while the prompt is fed.
-
-        Args:
-            done: what the step gave.
-            syncs: reads of the step.
-        """
+    def took(self, done: Round) -> Chunk | None:
+        """Record what a step gave; returns what to hand out, nothing while the prompt is fed."""
         now, stats = time.perf_counter(), self.stats
-        stats.syncs += syncs
         fed, first = self.state.cache.offset, len(self.output.tokens) == done.committed
         if not first:
             done.rest_s = now - done.total_s - self._ended
@@ -162,8 +156,9 @@ def advance(streams: Sequence[Stream], work: Sequence[Work], reads: HostReads) -
     rounds = step(work, reads, split=any(stream.timed for stream in streams))
     found: list[Chunk | Exception | None] = []
     for stream, done in zip(streams, rounds, strict=True):
+        stream.stats.syncs += reads.count - before
         try:
-            found.append(done if isinstance(done, Exception) else stream.took(done, reads.count - before))
+            found.append(done if isinstance(done, Exception) else stream.took(done))
         except Exception as error:  # of this stream alone: its callback, its tokenizer
             found.append(error)
     return found

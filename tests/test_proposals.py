@@ -42,7 +42,7 @@ def check(state, step=grids.ALL_AT_ONCE):
     found, expected = block_logits(state), block_logits(other)
     assert (found == expected).all()
     assert state.context.offset == other.context.offset == state.cache.offset == len(state.tokens) - 1
-    ids = [draft(each, Choice(Options(), 0), 15).tolist() for each in (state, other)]
+    ids = [draft(each, Choice(Options(), 0), 15, HostReads()).tolist() for each in (state, other)]
     assert ids[0] == ids[1]
     if state.pair.drafter_kind == "DFlash v1":
         assert ids[0] == found.argmax(axis=-1).tolist()

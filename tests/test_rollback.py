@@ -15,7 +15,7 @@ from dflash_mlx.cache import Part
 from dflash_mlx.choice import Choice
 from dflash_mlx.options import Options
 from dflash_mlx.round import draft
-from dflash_mlx.state import State
+from dflash_mlx.state import HostReads, State
 
 COUNT = 130  # tokens: the ring of 48 rows wraps twice
 MIXES = {
@@ -56,7 +56,7 @@ def walk(pair, text, widths, accepts, poison=False):
         rows = text[at : at + 1 + good] + junk
         forward = pair.target(mx.array(rows, mx.uint32), [Part(state.cache, len(rows), len(rows))], state.taps)
         if width and state.context is not None:
-            draft(state, Choice(Options(), 0), min(width, pair.block_size - 1))
+            draft(state, Choice(Options(), 0), min(width, pair.block_size - 1), HostReads())
         state.commit(1 + good, text[at + 1 : at + 2 + good], forward.taps)
         mx.eval(forward.logits, state.arrays)
         logits.append(array(forward.logits)[: good + 1])

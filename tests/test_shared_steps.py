@@ -151,9 +151,10 @@ def test_an_error_in_one_session_leaves_the_others_as_they_are():
 
     wrong = started(pair, PROMPT[:24], max_tokens=20, draft_length=3, logits_processors=[failing])
     right = [started(pair, PROMPT[at : at + 20], max_tokens=20, draft_length=3) for at in (1, 2)]
-    failed, found = None, [[], []]
+    failed, found, steps_of_wrong = None, [[], []], 0
     while not all(stream.generation for stream in right):
         streams = [stream for stream in (right[0], wrong, right[1]) if not stream.generation]
+        steps_of_wrong += wrong in streams
         for stream, item in zip(streams, advance(streams, [each.work() for each in streams], reads), strict=True):
             if stream is wrong and isinstance(item, Exception):
                 failed, _ = item, stream.close()
@@ -161,6 +162,7 @@ def test_an_error_in_one_session_leaves_the_others_as_they_are():
                 found[right.index(stream)] += item.tokens
     assert isinstance(failed, ProcessorError)
     assert "out of ideas" in str(failed)
+    assert wrong.stats.syncs == 2 * steps_of_wrong - 1  # a processor sees the drafts; the prompt's step has none
     for at, tokens in zip((1, 2), found, strict=True):
         assert tokens == Session(pair).generate(PROMPT[at : at + 20], max_tokens=20, draft_length=0).tokens
     assert wrong.output.tokens == Session(pair).generate(PROMPT[:24], max_tokens=20).tokens[: len(wrong.output.tokens)]

@@ -15,6 +15,7 @@ import pytest
 import dflash_mlx
 from dflash_mlx import Session
 from dflash_mlx.cache import Part
+from dflash_mlx.processors import Guide
 
 PACKAGE = Path(dflash_mlx.__file__).parent
 # The modules that a round runs through: in them nobody waits but the one function that counts.
@@ -128,6 +129,29 @@ def test_a_second_wait_in_a_round_would_be_noticed(waits, monkeypatch):
     nosy = grids.replace(pair, target=Nosy())
     out = Session(nosy).generate(prompt, max_tokens=10, draft_length=3)
     assert waits.evaluations == 2 * out.stats.syncs
+
+
+class Likeliest(Guide):
+    """Allows all, and proposes what the drafter likes most."""
+
+    def __call__(self, tokens, logits):
+        return logits
+
+    def choose(self, history, candidates):
+        return [row[0] for row in candidates]
+
+
+def test_what_a_guide_reads_is_counted(waits):
+    """The candidates, then the drafts, then the round."""
+    prompt, options = grids.prompts("window 11")["window"], {"max_tokens": 20, "draft_length": 4}
+    out = Session(grids.pair("window 11")).generate(prompt, logits_processors=[Likeliest()], **options)
+    drafted = sum(round_.drafted > 0 for round_ in out.stats.rounds)
+    assert drafted > 3
+    assert out.stats.syncs == waits.evaluations == 1 + len(out.stats.rounds) + 2 * drafted
+    assert {name for name, _ in waits.values} <= {"tolist"}
+    assert waits.values.total() <= waits.evaluations
+    free = Session(grids.pair("window 11")).generate(prompt, **options)
+    assert [r.proposal for r in out.stats.rounds] == [r.proposal for r in free.stats.rounds]
 
 
 def test_nothing_is_left_to_compute_after_a_round():
