@@ -50,21 +50,24 @@ def serve(
     _check_extra()
     if api_key == "" or (api_key is None and not _is_loopback(host)):
         raise click.UsageError(f"--api-key is needed to listen at {host}: others can reach that address.")
-    say_which(flags, quiet)
-    pair = load_pair(arguments, quiet)
-    from ..engine import Engine
-    from ..prefix_store import PrefixStore
-    from ..server.app import Api, Limits
-    from ..server.run import run_server
-    from ..server.worker import Service
+    from ..server.run import address, listen, run_server
 
-    room = max(0, pair.plan.limit - pair.plan.shared_bytes)
-    kept = min(room // 4 if cache_memory is None else cache_memory, room)
-    store = PrefixStore(pair, kept)
-    with Engine(pair, max_streams=max_streams, max_queue=max_queue, store=store, kept_bytes=kept) as engine:
-        service = Service(engine, name or pair.name, options, store)
-        app = Api(service, Limits(api_key, max_body, cors_origin)).app()
-        run_server(app, service, host, port, shutdown_seconds, lambda text: note(text, quiet))
+    say_which(flags, quiet)
+    with listen(host, port) as listening:  # before a model is loaded: an address in use is told at once
+        pair = load_pair(arguments, quiet)
+        from ..engine import Engine
+        from ..prefix_store import PrefixStore
+        from ..server.app import Api, Limits
+        from ..server.worker import Service
+
+        room = max(0, pair.plan.limit - pair.plan.shared_bytes)
+        kept = min(room // 4 if cache_memory is None else cache_memory, room)
+        store = PrefixStore(pair, kept)
+        with Engine(pair, max_streams=max_streams, max_queue=max_queue, store=store, kept_bytes=kept) as engine:
+            service = Service(engine, name or pair.name, options, store)
+            app = Api(service, Limits(api_key, max_body, cors_origin)).app()
+            note(f"Serving {service.name} at {address(listening)}/v1", quiet)
+            run_server(app, service, listening, shutdown_seconds)
 
 
 def _check_extra() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
@@ -16,7 +18,7 @@ LAST_WORDS_S = 3.0  # for streams to tell their clients that they were cut off
 
 
 class _Server(uvicorn.Server):
-    """A server that tells the service when its end begins."""
+    """A server that tells the service when its end begins, and returns at its end, whatever the signal."""
 
     def __init__(self, config: uvicorn.Config, service: Service, seconds: float):
         super().__init__(config)
@@ -27,27 +29,45 @@ class _Server(uvicorn.Server):
         self._service.shut_down(0.0 if self.should_exit else self._seconds)
         super().handle_exit(sig, frame)
 
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Handle signals while the server runs; uvicorn's own way would raise them again at the end."""
+        before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
-def run_server(app: Any, service: Service, host: str, port: int, seconds: float, say: Callable[[str], None]) -> None:
-    """Serve until a signal comes; then requests have `seconds` to finish, and the rest is cancelled.
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket at an address; port 0 takes a free one.
 
     Raises:
         InputError: the address cannot be used.
     """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listening = socket.socket(family, socket.SOCK_STREAM)
+    listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind((host, port))
     except OSError as error:
+        listening.close()
         todo = "Choose another --port or --host."
         raise InputError(must("serve", f"{host}:{port}", "a free address", error.strerror, todo)) from error
-    shown = f"[{host}]" if family == socket.AF_INET6 else host
-    say(f"Serving {service.name} at http://{shown}:{listening.getsockname()[1]}/v1")
+    return listening
+
+
+def address(listening: socket.socket) -> str:
+    """The URL of a socket."""
+    host, port = listening.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def run_server(app: Any, service: Service, listening: socket.socket, seconds: float) -> None:
+    """Serve until SIGINT or SIGTERM; then requests have `seconds` to finish, and the rest is cancelled."""
     config = uvicorn.Config(
         app, log_level="warning", access_log=False, server_header=False, lifespan="off",
         timeout_graceful_shutdown=round(seconds + LAST_WORDS_S),
     )  # fmt: skip
-    with listening:
-        _Server(config, service, seconds).run(sockets=[listening])
+    _Server(config, service, seconds).run(sockets=[listening])
     service.engine.close(finish=False)
