@@ -200,6 +200,11 @@ class Service:
             choice.ticket.cancel()
             self._open.discard(choice.ticket)
 
+    @property
+    def open(self) -> int:
+        """Answers that somebody still reads."""
+        return len(self._open)
+
     def shut_down(self, seconds: float) -> None:
         """Take no more requests; cancel after `seconds` what is not done by then."""
         self.closing = True
