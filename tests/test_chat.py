@@ -125,10 +125,24 @@ def test_bytes_that_are_no_text_are_refused() -> None:
 def test_saved_conversation_goes_on_where_it_was(tmp_path) -> None:
     file = tmp_path / "talk.json"
     whole = chat(QUESTION, f"/save {file}", SECOND, flags=("-q",)).stdout
-    loaded = chat(f"/load {file}", SECOND, flags=("-q",)).stdout
-    assert loaded
-    assert whole.endswith(loaded)
+    loaded = chat(f"/load {file}", SECOND, "/stats", flags=("-q",))
+    assert loaded.stdout
+    assert whole.endswith(loaded.stdout)
+    assert "Loaded 2 messages.\n" in loaded.stderr
+    found = STATS.search(loaded.stderr)
+    assert found
+    assert int(found[2]) > 80  # tokens that the saved caches held
     assert [message["role"] for message in json.loads(file.read_text())["messages"]] == ["user", "assistant"]
+
+
+def test_conversation_without_its_caches_says_so_and_goes_on(tmp_path) -> None:
+    file = tmp_path / "talk.json"
+    whole = chat(QUESTION, f"/save {file}", SECOND, flags=("-q",)).stdout
+    caches = tmp_path / "talk.json.session"
+    caches.write_bytes(caches.read_bytes()[:-1])
+    loaded = chat(f"/load {file}", SECOND, flags=("-q",))
+    assert whole.endswith(loaded.stdout)
+    assert "The caches are computed again: [session]" in loaded.stderr
 
 
 KIND = '{"format": "dflash-mlx chat", "version": '

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ..errors import InputError, must
+from ..errors import InputError, SessionFileError, must
 from ..prefill import Progress
 from ..session import Session
 from .answer import Answer, AnswerReader, Piece
@@ -81,17 +81,27 @@ class Conversation:
         self.messages = [*asked, said | ({"reasoning_content": answer.reasoning} if answer.reasoning else {})]
 
     def save(self, path: Path) -> None:
-        """Write the messages as JSON; the caches are computed again from them."""
+        """Write the messages as JSON, and the session's caches beside them: `FILE` and `FILE.session`.
+
+        Raises:
+            InputError, SessionFileError: one of the two cannot be written.
+        """
         saved = {"format": FORMAT, "version": VERSION, "reasoning": self.reasoning, "messages": self.messages}
         try:
             path.write_text(json.dumps(saved, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
         except OSError as error:
             todo = "Choose another place."
             raise InputError(must("chat", str(path), "a file that can be written", error.strerror, todo)) from error
+        if self.session.tokens:
+            self.session.save(_caches(path))
+        else:
+            _caches(path).unlink(missing_ok=True)  # of another conversation that had this name
 
-    def load(self, path: Path) -> None:
+    def load(self, path: Path) -> str | None:
         """Go on from a saved conversation; where the file is wrong, nothing changes.
 
+        Returns:
+            Why the caches have to be computed again; `None` where they were saved too and fit this model.
         Raises:
             InputError: it cannot be read, or is no saved conversation.
         """
@@ -106,9 +116,21 @@ class Conversation:
         messages = saved.get("messages")
         if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
             raise _no_conversation(path, "one without messages")
-        self.messages = [clean_message(message, f"messages[{n}]") for n, message in enumerate(messages)]
+        cleaned = [clean_message(message, f"messages[{n}]") for n, message in enumerate(messages)]
+        why = None
+        try:
+            self.session = Session.load(self.session.pair, _caches(path))
+        except SessionFileError as error:
+            self.session.reset()
+            why = str(error)
+        self.messages = cleaned
         self.reasoning = saved.get("reasoning")
         self.system = next((m["content"] for m in self.messages[:1] if m["role"] == "system"), None)
+        return why
+
+
+def _caches(path: Path) -> Path:
+    return path.with_name(path.name + ".session")
 
 
 def _no_conversation(path: Path, found: Any) -> InputError:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 HELP = (
     "/help lists the commands.",
     "/reset            forget the conversation, keep the system message",
-    "/save FILE        write the conversation to a file",
+    "/save FILE        write the conversation to FILE, its caches to FILE.session",
     "/load FILE        go on from a saved conversation",
     "/stats            what the last answer took, and what the session holds",
     "/draft N|auto     tokens to draft in a round; 0 is plain decoding",
@@ -58,8 +58,8 @@ def obey(line: str, talk: Conversation, settings: Settings) -> None:
         talk.save(_path(name, argument))
         _say(f"Saved {len(talk.messages)} messages.")
     elif name == "load":
-        talk.load(_path(name, argument))
-        _say(f"Loaded {len(talk.messages)} messages.")
+        why = talk.load(_path(name, argument))
+        _say(f"Loaded {len(talk.messages)} messages." + (f" The caches are computed again: {why}" if why else ""))
     elif name == "stats":
         _say(_stats(talk))
     elif name == "draft":
