@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import subprocess
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -119,3 +120,9 @@ def test_no_file_holds(what: str, pattern: re.Pattern[str]) -> None:
         if pattern.search(line)
     ]
     assert found == [], what
+
+
+def test_no_two_test_files_have_one_name() -> None:
+    """pytest imports them by name alone, and would refuse to collect the second."""
+    names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))
+    assert [name for name, count in names.items() if count > 1] == []
