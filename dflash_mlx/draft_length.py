@@ -214,7 +214,7 @@ def _longest_hoped_for(seconds: list[float]) -> int:
 
 def _mean_length(round: Round, most: int) -> int | None:
     """Mean drafts per stream in the round's forward; `None` where another stream's prompt went with it."""
-    if round.streams == 1 and round.rows != round.drafted + 1:
+    if round.prompt_rows:
         return None
     length = -(-round.rows // round.streams) - 1  # rounded up: a plain round is one in which nobody drafts
     return length if length <= most else None

@@ -72,7 +72,8 @@ def step(work: Sequence[Work], reads: HostReads, split: bool = False) -> list[Ro
     numbers = reads.read(mx.concatenate(found), along)
     waited = reads.seconds - before
     fed = sum(each.rows + each.length for each in work)
-    streams = sum(1 for each in work if each.output.tokens)  # the others are fed their prompts
+    streams = sum(1 for each in work if each.output.tokens)
+    prompt_rows = sum(each.rows for each in work if not each.output.tokens)
     rounds: list[Round | Exception] = []
     for each, kept in zip(work, taps, strict=True):
         count = 1 + each.length + each.scored
@@ -81,7 +82,7 @@ def step(work: Sequence[Work], reads: HostReads, split: bool = False) -> list[Ro
     total, cpu = time.perf_counter() - started, time.thread_time() - cpu
     for done in rounds:
         if isinstance(done, Round):
-            done.rows, done.streams = fed, streams
+            done.rows, done.prompt_rows, done.streams = fed, prompt_rows, streams
             done.total_s, done.host_s, done.cpu_s = total, total - waited, cpu
             done.draft_s, done.verify_s = draft_s, None if draft_s is None else waited - draft_s
     return rounds

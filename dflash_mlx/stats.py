@@ -25,7 +25,8 @@ class Round:
         rest_s: wall seconds from the end of this stream's previous round, or of its prefill, to the begin of this one:
             text, the caller's own work, steps without this stream.
         streams: streams that decoded in the round's forward.
-        rows: rows of that forward, the prefill of other streams included.
+        rows: rows of that forward, of all streams.
+        prompt_rows: of these, the rows of prompts that were fed in it.
     """
 
     drafted: int
@@ -41,6 +42,7 @@ class Round:
     rest_s: float = 0.0
     streams: int = 1
     rows: int = 1
+    prompt_rows: int = 0
 
 
 @dataclass

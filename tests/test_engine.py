@@ -73,8 +73,9 @@ def test_a_long_prompt_costs_the_others_one_piece_a_step(engine):
     rounds = read(decoding)[2].stats.rounds
     assert long.result().tokens == solo((PROMPT * 7)[:350], max_tokens=1)
     assert len(rounds) == 59
-    shared = [round_.rows for round_ in rounds if round_.rows > 1]
+    shared = [round_.rows for round_ in rounds if round_.prompt_rows]
     assert max(shared) == 1 + 16
+    assert {round_.rows - round_.prompt_rows for round_ in rounds} == {1}
     assert len(shared) == 22  # 350 = 21 * 16 + 14
     assert long.generation.stats.syncs == 22
 
