@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from command import run
 
-from dflash_mlx.cli.differences import first_difference
+from dflash_mlx.verification import first_difference
 
 PACKAGES = ["python", "dflash-mlx-muse", "mlx", "mlx-lm", "transformers", "huggingface_hub"]
 SUBJECTS = ["versions", "machine", "names", "pocket", "kernels"]

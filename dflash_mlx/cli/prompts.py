@@ -1,0 +1,52 @@
+"""The prompts of ``verify`` and ``tune``: from the command line, from a file, or a few that come with the package."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ..errors import InputError, must
+
+POCKET_PROMPTS = (
+    "def fibonacci(n):",
+    "class TestQueue(unittest.TestCase):",
+    "import os\nimport sys\n\n\ndef main(argv):",
+    "def read_lines(path):\n    with open(path) as file:",
+)
+
+
+def prompt_flags(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the argument and the flag that give prompts."""
+    flag = click.option(
+        "--prompts",
+        "file",
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        help='A file of prompts: JSON lines, each a text, {"prompt": TEXT} or {"messages": [...]}.',
+    )
+    return click.argument("texts", metavar="[PROMPT]...", nargs=-1)(flag(command))
+
+
+def prompts_of(texts: tuple[str, ...], file: Path | None) -> list[Any]:
+    """All prompts that were given; where there were none, four lines of Python, which the pocket pair knows."""
+    given: list[Any] = list(texts)
+    lines = file.read_text(encoding="utf-8").splitlines() if file else []
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            given.append(_parsed(line, f"line {number} of {file}"))
+    return given or list(POCKET_PROMPTS)
+
+
+def _parsed(line: str, where: str) -> Any:
+    try:
+        value = json.loads(line)
+    except ValueError as error:
+        raise InputError(must("prompts", where, "JSON", str(error), "Write one JSON value a line.")) from error
+    value = value.get("prompt", value.get("messages")) if isinstance(value, dict) else value
+    if not value or not isinstance(value, (str, list)):
+        expected = 'a text, {"prompt": TEXT} or {"messages": [...]}'
+        raise InputError(must("prompts", where, expected, line[:80], "Correct the line."))
+    return value
