@@ -1,1 +1,1 @@
-"""The Metal kernels' launchers, each beside its twin in stock MLX operations. None serves yet: see docs/kernels.md."""
+"""The Metal kernels: launchers beside their twins in stock MLX operations, and what serves: see docs/kernels.md."""
