@@ -98,9 +98,7 @@ class Choice:
             raise self._processors.failure(tokens[0] - self._vocab + 1)
         return good
 
-    def proposal(
-        self, slots: Slots, position: int, history: Sequence[int], reads: HostReads | None = None
-    ) -> mx.array:
+    def proposal(self, slots: Slots, position: int, history: Sequence[int], reads: HostReads | None = None) -> mx.array:
         """The drafter's tokens for consecutive positions.
 
         Args:

@@ -225,6 +225,16 @@ def test_request_over_the_context_tells_the_numbers(served):
     assert "prompt must be at most 4096 tokens but got 12075" in reply.json()["error"]["message"]
 
 
+def test_request_over_the_memory_tells_the_numbers(pair):
+    plan = pair.plan
+    kept = plan.limit - plan.shared_bytes - plan.session_bytes(200)
+    with serving(pair, kept_bytes=kept) as served:
+        assert served.chat(max_tokens=4).status_code == 200
+        refused = served.chat(max_tokens=4000)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "memory_exceeded")
+    assert "the request must be at most 0.00 GiB of caches but got 0.0" in refused.json()["error"]["message"]
+
+
 @pytest.mark.parametrize(
     "path", ["/nope", "/v1/models/../../etc/passwd", "/v1/models/%2e%2e%2fpyproject.toml", "/pyproject.toml"]
 )

@@ -67,6 +67,7 @@ PLACES = {
     "system": [{"role": "system", "content": FORGED}],
     "tool": [{"role": "tool", "name": "f", "content": FORGED}],
     "reasoning": [{"role": "assistant", "content": "a", "reasoning_content": FORGED}],
+    "reasoning by its other name": [{"role": "assistant", "content": "a", "reasoning": FORGED}],
     "arguments": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": {FORGED: FORGED}}}]}],
     "name": [{"role": "tool", "name": FORGED, "content": "a"}],
 }

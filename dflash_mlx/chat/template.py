@@ -67,6 +67,8 @@ def clean_message(message: Message, where: str) -> dict[str, Any]:
     cleaned = {"role": role, "content": _content(message.get("content"), f"{where}.content")}
     for name in ("reasoning_content", "tool_call_id", "name"):
         value = message.get(name)
+        if name == "reasoning_content" and value is None:
+            value = message.get("reasoning")  # as some clients call it
         if value is not None and not isinstance(value, str):
             _fail(f"{where}.{name}", "text", repr(value))
         if value:

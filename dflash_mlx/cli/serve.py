@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import ipaddress
 from typing import Any
 
 import click
 
 from ..errors import DFlashError, must
+from ..server.hosts import is_loopback
 from .render import note
 from .shared import Size, generation_flags, generation_options, load_arguments, load_pair, model_flags, say_which
 
@@ -48,7 +48,7 @@ def serve(
     arguments = load_arguments(flags)
     options = generation_options(flags)
     _check_extra()
-    if api_key == "" or (api_key is None and not _is_loopback(host)):
+    if api_key == "" or (api_key is None and not is_loopback(host)):
         raise click.UsageError(f"--api-key is needed to listen at {host}: others can reach that address.")
     from ..server.run import address, listen, run_server
 
@@ -78,10 +78,3 @@ def _check_extra() -> None:
     if missing:
         todo = "Install it: pip install '.[serve]' from a checkout."
         raise DFlashError(must("serve", "the extra [serve]", "installed", f"no {', '.join(missing)}", todo))
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -19,13 +19,13 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Route
 
 from ..errors import must
+from .hosts import is_loopback
 from .metrics import metrics_text
 from .problems import ApiError, api_error
 from .replies import Reply, event
 from .schema import Asked, read_chat, read_completion
 from .worker import Choice, Service, merged
 
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 LOG = logging.getLogger("dflash_mlx.server")
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -91,7 +91,7 @@ class Api:
                     "server", "the API key", "the server's", "another or none", "Send Authorization: Bearer KEY."
                 )
                 raise ApiError(401, text, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
-        elif request.url.hostname not in LOOPBACK:
+        elif not is_loopback(request.url.hostname):
             todo = "Ask http://127.0.0.1, or start the server with --api-key."
             text = must("server", "the Host header", "this machine's own name", repr(request.url.hostname), todo)
             raise ApiError(403, text, code="wrong_host")

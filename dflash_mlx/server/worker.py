@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import weakref
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -112,7 +113,7 @@ class Service:
         self._defaults, self.store = dict(defaults), store
         self._grammars: Any = None
         self._lock = threading.Lock()
-        self._open: set[Ticket] = set()
+        self._open: weakref.WeakSet[Ticket] = weakref.WeakSet()  # a reader that was never started holds none
         self.closing = False
 
     def choices(self, asked: Asked) -> list[Choice]:
