@@ -82,7 +82,7 @@ def random_answer(chance: random.Random) -> str:
         else:
             parts = [
                 chance.choice(["", f"x{words(6)}y"]),
-                one_block() if chance.random() < 0.6 else "",
+                chance.choice(["", "\n", " \n\n"]) + one_block() if chance.random() < 0.6 else "",
                 chance.choice(["", "y"]),
             ]
             messages.append(f" to=user<|message|>{''.join(parts)}")

@@ -97,6 +97,10 @@ def test_sampling_with_a_seed_and_several_answers(served, pair):
         reader, answer = AnswerReader(pair.tokenizer, pair.eos_token_ids), Answer()
         answer.add(reader.feed([t for chunk in tokens for t in chunk.tokens]) + reader.finish(cut=True))
         assert found[index]["content"] == answer.text
+    with_logprobs = served.chat(**options, n=3, logprobs=True).json()[
+        "choices"
+    ]  # each answer has processors of its own
+    assert {choice["index"]: choice["message"] for choice in with_logprobs} == found
     assert three["usage"]["prompt_tokens"] == solo(pair, max_tokens=1)[1].stats.prompt_tokens  # one prompt
     assert three["usage"]["completion_tokens"] == 30
 
@@ -113,7 +117,10 @@ def test_stop_string_ends_the_text(stream, served, pair):
     else:
         assert reply.json()["choices"][0]["message"]["content"] == text[: text.index(stop)]
         assert reply.json()["choices"][0]["finish_reason"] == "stop"
-        assert reply.json()["usage"]["completion_tokens"] < 40
+        tokens = solo(pair, max_tokens=40)[1].tokens
+        said = [pair.tokenizer.decode(tokens[:count]).partition("<|message|>")[2] for count in range(41)]
+        needed = next(count for count in range(41) if stop in said[count])
+        assert reply.json()["usage"]["completion_tokens"] == needed < 40
     served.idle()
 
 

@@ -8,6 +8,7 @@ from dflash_mlx.chat.values import value_of
 
 VALUES = [
     ("5", {"type": "string"}, "5"),
+    ('"5"', {"type": "string"}, '"5"'),
     ("5", {"type": "integer"}, 5),
     ("5", None, 5),
     ("5", {"type": ["string", "null"]}, "5"),
