@@ -100,7 +100,8 @@ def test_plain_runs_did_no_drafter_work_and_planned_no_memory_for_it(result: dic
     plain = [record for record in result["records"] if record["mode"] == "plain"]
     assert all(record["stats"]["speculation"] == "off: no drafter" for record in plain)
     plans = result["manifest"]["memory_plan_bytes"]
-    assert set(plans["v1@3"]) - set(plans["plain"]) == {"drafter weights", "drafter's rings", "taps"}
+    drafters = {"drafter weights", "drafter's rings", "drafter's checkpoints", "taps"}
+    assert set(plans["v1@3"]) - set(plans["plain"]) == drafters
 
 
 def test_later_turns_of_a_conversation_reuse_the_session(result: dict[str, Any]) -> None:
