@@ -75,6 +75,7 @@ def streaming(address: str, **body: Any) -> Iterator[dict[str, Any]]:
     thread.join(60)
 
 
+@pytest.mark.slow
 def test_sigterm_lets_a_stream_finish() -> None:
     with command("--shutdown-seconds", "30") as (process, address):
         with streaming(address, max_tokens=60) as found:
