@@ -31,8 +31,8 @@ class Acceptance:
     A round's weight grows from one to the next, which is the same as fading all that was seen, and cheaper.
     """
 
-    def __init__(self, most: int):
-        self._weight = 1.0
+    def __init__(self, most: int, hope: float = HOPE):
+        self._weight, self._hope = 1.0, hope
         self._all = _Counts(most)
         self._by_width: dict[int, _Counts] = {}
 
@@ -54,7 +54,7 @@ class Acceptance:
 
     def expected(self) -> list[float]:
         """Tokens that a round with each draft length is expected to commit; 1 for a plain one."""
-        one, share, run, total = self._weight, HOPE, 1.0, 1.0
+        one, share, run, total = self._weight, self._hope, 1.0, 1.0
         shares, expected = [], [1.0]
         for hits, tries in zip(self._all.hits, self._all.tries, strict=True):
             share = (hits + one * share) / (tries + one)  # a slot that was seldom reached is like the one before it
@@ -89,9 +89,9 @@ class Chooser:
     All streams of a round ask, and get one answer; then all tell what the round gave.
     """
 
-    def __init__(self, costs: RoundCosts, streams: int = 1):
+    def __init__(self, costs: RoundCosts, streams: int = 1, hope: float = HOPE):
         self._costs, self._streams = costs, streams
-        self._acceptance = Acceptance(costs.most)
+        self._acceptance = Acceptance(costs.most, hope)
         self._choice: int | None = None  # for the round that is being asked about
         self._accepted: int | None = None  # drafts in the last round, `None` where nothing was told since
         self._stopped, self._trial = False, 0  # rounds left of the try to draft again
@@ -163,15 +163,20 @@ class Chooser:
 
 
 class Experience:
-    """What the sessions of a pair share: the costs of rounds, and the choice for rounds of several streams."""
+    """What the sessions of a pair share: the costs of rounds, and the choice for rounds of several streams.
 
-    def __init__(self, costs: RoundCosts):
-        self.costs = costs
+    Args:
+        costs: predicted, or measured by `tune`.
+        hope: acceptance of a slot before anything is known of a text.
+    """
+
+    def __init__(self, costs: RoundCosts, hope: float = HOPE):
+        self.costs, self.hope = costs, hope
         self._together: dict[int, Chooser] = {}
 
     def together(self, streams: int) -> Chooser:
         """Chooses for rounds of so many streams."""
-        return self._together.setdefault(streams, Chooser(self.costs, streams))
+        return self._together.setdefault(streams, Chooser(self.costs, streams, self.hope))
 
 
 class AutoDraftLength:
@@ -183,7 +188,7 @@ class AutoDraftLength:
 
     def __init__(self, experience: Experience):
         self._experience = experience
-        self._alone = Chooser(experience.costs)
+        self._alone = Chooser(experience.costs, hope=experience.hope)
 
     def next(self, context: int, streams: int = 1) -> int:
         """Tokens to draft in the next round, 0 to the most that the block allows.

@@ -29,6 +29,7 @@ from .models.muse_glimmer import MuseGlimmer
 from .resources import find
 from .round_costs import first_guess
 from .text import load_tokenizer
+from .tuned import Tuned, read_tuned
 
 POCKET = "pocket"
 
@@ -77,7 +78,17 @@ class Pair:
         target, drafter, parts = self.target.config, self.drafter.config, self.plan.parts
         stored = parts["target weights"], parts["drafter weights"]
         costs = Costs.of_files(target, drafter, *stored, self.dtype.size)
-        return Experience(first_guess(costs, drafter.runtime_block_size - 1))
+        guess, tuned = first_guess(costs, drafter.runtime_block_size - 1), self._tuned
+        if tuned is None:
+            return Experience(guess)
+        for length, context, seconds in tuned.rounds:
+            guess.saw(length, context, 1, seconds)
+        return Experience(guess, tuned.acceptance)
+
+    @cached_property
+    def _tuned(self) -> Tuned | None:
+        """What `dflash-mlx tune` found for this pair on this machine."""
+        return read_tuned(self.target_path, self.drafter_path) if self.drafter_path else None
 
     @property
     def drafter_kind(self) -> str | None:
@@ -159,6 +170,8 @@ def load(
     model = MuseGlimmer(config, serving.kernels)
     build(model, checkpoint)
     drafter = _drafter(found, notes, serving.kernels) if found else None
+    tuned = read_tuned(target_path, drafter_path) if drafter_path else None
+    notes.extend([tuned.note] if tuned else [])
     _prove(model, drafter, checkpoint.dtype)
     return Pair(
         target=model,

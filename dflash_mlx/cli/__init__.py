@@ -19,6 +19,7 @@ from .convert import convert
 from .doctor import doctor
 from .generate import generate
 from .serve import serve
+from .tune import tune
 from .verify import verify
 
 EXIT_FAILED, EXIT_BAD_INPUT, EXIT_INTERRUPTED = 1, 2, 130
@@ -92,6 +93,7 @@ cli.add_command(generate)
 cli.add_command(chat)
 cli.add_command(serve)
 cli.add_command(bench)
+cli.add_command(tune)
 cli.add_command(verify)
 cli.add_command(doctor)
 cli.add_command(convert)

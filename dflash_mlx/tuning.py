@@ -1,0 +1,185 @@
+"""Measures rounds by draft length and context on this machine, and which length suits the user's own prompts.
+
+A forward reads all weights, so those of a model that is larger than the chip's caches come from memory each time; a
+small one's stay in the caches, and the report says so. Lengths take turns, in an order that is turned round each time,
+so that a machine that warms up slows all of them alike. Each length runs once before anything is counted.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from datetime import date
+from typing import Any
+
+from .pair import Pair
+from .session import Session
+from .stats import Round
+from .text import Prompt, encode
+from .tuned import Tuned
+
+CACHES_BYTES = 200_000_000  # more than any chip's last cache
+KEPT_ROUNDS = 7  # of a length and context, for `load` to start from
+Said = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Median seconds of a round; `draft` and `verify` from those rounds that were split."""
+
+    context: int
+    draft_length: int
+    draft_s: float | None
+    verify_s: float | None
+    total_s: float
+
+
+@dataclass(frozen=True)
+class Speed:
+    """One draft length on all prompts: committed tokens per second of rounds."""
+
+    draft_length: int
+    tokens_per_s: float
+    mean_length: float
+    acceptance_rate: float
+
+
+def lengths_of(pair: Pair) -> list[int]:
+    """The draft lengths that are measured: 0, all up to 8, and some above."""
+    assert pair.drafter is not None
+    most = pair.drafter.config.runtime_block_size - 1
+    return [length for length in (*range(9), 10, 12, 15) if length < most] + [most]
+
+
+def tune(
+    pair: Pair,
+    prompts: Sequence[Prompt],
+    *,
+    max_tokens: int = 128,
+    repeats: int = 2,
+    contexts: Sequence[int] = (512, 4096, 16384),
+    lengths: Sequence[int] | None = None,
+    say: Said = lambda _line: None,
+    **options: Any,
+) -> tuple[dict[str, Any], Tuned]:
+    """Measure, and choose.
+
+    Args:
+        pair: with a drafter.
+        prompts: what the pair is used for.
+        max_tokens: of each text.
+        repeats: times that each length runs on each prompt and at each context.
+        contexts: tokens of context at which rounds are timed besides; those that do not fit are left out.
+        lengths: draft lengths; default `lengths_of`.
+        say: takes a line when a part is done.
+        options: of `generate`: a temperature, a seed.
+    Returns:
+        A report, plain data ready for JSON, and what `load` should start from.
+    """
+    lengths = sorted({0, *(lengths_of(pair) if lengths is None else lengths)})
+    rounds: list[tuple[int, int, Round]] = []
+    for context in (context for context in contexts if context + 64 <= pair.max_context):
+        rounds += _at_context(pair, context, lengths, repeats)
+        say(f"measured rounds at {context} tokens of context")
+    costs, at_contexts = _costs(rounds), len(rounds)
+    by_length: dict[int, list[Round]] = {length: [] for length in lengths}
+    for number, prompt in enumerate(prompts, start=1):
+        for context, length, done in _on_prompt(pair, prompt, lengths, repeats, max_tokens, options):
+            by_length[length].append(done)
+            rounds.append((context, length, done))
+        say(f"ran prompt {number} of {len(prompts)}")
+    speeds = [_speed(length, done) for length, done in by_length.items() if done]
+    tuned = _choice(speeds, rounds[at_contexts:], rounds)
+    weights = sum(size for part, size in pair.plan.parts.items() if part.endswith("weights"))
+    report = {
+        "weights": "read from memory" if weights > CACHES_BYTES else "small enough to stay in caches",
+        "costs": [asdict(cost) for cost in costs],
+        "speeds": [asdict(speed) for speed in speeds],
+        "draft_length": tuned.draft_length,
+        "speedup": tuned.speedup,
+        "settings": {"max_tokens": max_tokens, "repeats": repeats, "prompts": len(prompts), **options},
+        "kernels": pair.kernels,
+    }
+    return report, tuned
+
+
+def _turns(lengths: Sequence[int], repeats: int) -> list[int]:
+    """Once for warm-up, then forth and back in turn."""
+    order = list(lengths)
+    return order + [length for turn in range(repeats) for length in (order if turn % 2 else order[::-1])]
+
+
+def _at_context(pair: Pair, context: int, lengths: Sequence[int], repeats: int) -> list[tuple[int, int, Round]]:
+    """Rounds after `context` random tokens, some of them split."""
+    noise, vocab = random.Random(context), pair.target.config.vocab_size
+    prompt = [noise.randrange(vocab) for _ in range(context)]
+    session, found = Session(pair), []
+    for number, length in enumerate(_turns(lengths, repeats)):
+        stats = session.generate(prompt, max_tokens=length + 6, draft_length=length, timed_every=2).stats
+        if number >= len(lengths):
+            found += [(context, length, done) for done in stats.rounds if done.drafted == length]
+    return found
+
+
+def _on_prompt(
+    pair: Pair, prompt: Prompt, lengths: Sequence[int], repeats: int, max_tokens: int, options: dict[str, Any]
+) -> list[tuple[int, int, Round]]:
+    """Rounds of a prompt's text with each length, with the positions before each."""
+    ids, session, found = encode(pair.tokenizer, prompt), Session(pair), []
+    for number, length in enumerate(_turns(lengths, repeats)):
+        stats = session.generate(ids, max_tokens=max_tokens, draft_length=length, **options).stats
+        if number >= len(lengths):
+            context = len(ids)
+            for done in stats.rounds:
+                found.append((context, length, done))
+                context += done.committed
+    return found
+
+
+def _costs(rounds: Sequence[tuple[int, int, Round]]) -> list[Cost]:
+    """Medians by context and draft length; rounds that were split are slower and count for the split alone."""
+    found = []
+    for context, length in sorted({(context, length) for context, length, _ in rounds}):
+        here = [done for at, drafted, done in rounds if (at, drafted) == (context, length)]
+        split = [done for done in here if done.draft_s is not None]
+        whole = [done.total_s for done in here if done.draft_s is None] or [done.total_s for done in here]
+        draft_s, verify_s = None, None
+        if split:
+            draft_s = statistics.median(done.draft_s or 0.0 for done in split)
+            verify_s = statistics.median(done.verify_s or 0.0 for done in split)
+        found.append(Cost(context, length, draft_s, verify_s, statistics.median(whole)))
+    return found
+
+
+def _speed(length: int, rounds: Sequence[Round]) -> Speed:
+    drafted = [done for done in rounds if done.drafted]
+    proposed = sum(done.drafted for done in drafted)
+    return Speed(
+        length,
+        sum(done.committed for done in rounds) / sum(done.total_s for done in rounds),
+        statistics.fmean(done.committed for done in drafted) if drafted else 1.0,
+        sum(done.accepted for done in drafted) / proposed if proposed else 0.0,
+    )
+
+
+def _choice(
+    speeds: Sequence[Speed], texts: Sequence[tuple[int, int, Round]], rounds: Sequence[tuple[int, int, Round]]
+) -> Tuned:
+    """The fastest length on the prompts, their acceptance, and the newest rounds of all that was measured."""
+    best = max(speeds, key=lambda speed: speed.tokens_per_s)
+    plain = next(speed for speed in speeds if speed.draft_length == 0)
+    judged = sum(min(done.accepted + 1, done.drafted) for _, _, done in texts)
+    accepted = sum(done.accepted for _, _, done in texts)
+    kept: dict[tuple[int, int], list[float]] = {}
+    for context, length, done in rounds:
+        if done.drafted == length and done.draft_s is None:
+            kept.setdefault((length, context - context % 1024), []).append(done.total_s)
+    return Tuned(
+        draft_length=best.draft_length,
+        speedup=best.tokens_per_s / plain.tokens_per_s,
+        acceptance=accepted / judged if judged else 0.0,
+        rounds=[(*where, s) for where, seconds in kept.items() for s in seconds[-KEPT_ROUNDS:]],
+        when=date.today().isoformat(),
+    )

@@ -1,0 +1,136 @@
+"""``dflash-mlx tune``: it chooses what was fastest, and `load` starts from what it found."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from command import run
+
+import dflash_mlx
+from dflash_mlx import Session, tuned
+from dflash_mlx.draft_length import AutoDraftLength
+from dflash_mlx.stats import Generation, Round, Stats
+from dflash_mlx.tuning import lengths_of, tune
+
+SMALL = ("--max-tokens", "10", "--repeats", "1", "--context", "40", "--draft-length", "2", "--draft-length", "3")
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(monkeypatch, tmp_path):
+    monkeypatch.setattr(tuned, "user_cache_path", lambda *_, **__: tmp_path / "cache")
+
+
+@pytest.fixture(scope="module")
+def pair():
+    return dflash_mlx.load("pocket")
+
+
+def pretend(monkeypatch, seconds, accepted):
+    """Let a round take `seconds[length]` and accept at most `accepted` drafts, without decoding."""
+
+    def generate(self, prompt, *, max_tokens, draft_length, timed_every=0, **options):
+        kept, rounds = min(accepted, draft_length), []
+        for number in range(6):
+            split = (0.001, 0.002) if timed_every and number % timed_every == 0 else (None, None)
+            took = seconds[draft_length] * (1 + number * 1e-6)
+            rounds.append(Round(draft_length, kept, kept + 1, [], [], *split, total_s=took))
+        return Generation("", [], "length", Stats(rounds=rounds))
+
+    monkeypatch.setattr(Session, "generate", generate)
+
+
+@pytest.mark.parametrize(
+    ("accepted", "chosen", "speedup"),
+    [(3, 4, 4 * 0.030 / 0.045), (0, 0, 1.0), (1, 1, 2 * 0.030 / 0.040)],
+)
+def test_the_choice_has_the_most_committed_tokens_per_second(pair, monkeypatch, accepted, chosen, speedup):
+    pretend(monkeypatch, {0: 0.030, 1: 0.040, 4: 0.045, 8: 0.090}, accepted)
+    report, found = tune(pair, ["a", "b"], contexts=(64,), lengths=(1, 4, 8))
+    assert (found.draft_length, report["draft_length"]) == (chosen, chosen)
+    assert found.speedup == pytest.approx(speedup, rel=1e-3)
+    rates = {speed["draft_length"]: speed["tokens_per_s"] for speed in report["speeds"]}
+    assert rates[4] == pytest.approx((min(accepted, 4) + 1) / 0.045, rel=1e-3)
+    costs = {cost["draft_length"]: cost for cost in report["costs"]}
+    assert costs[8]["total_s"] == pytest.approx(0.090, rel=1e-3)
+    assert (costs[8]["draft_s"], costs[8]["verify_s"]) == (0.001, 0.002)
+
+
+def test_acceptance_is_that_of_the_slots_that_were_judged(pair, monkeypatch):
+    pretend(monkeypatch, {0: 0.03, 4: 0.05}, 1)  # of 4 drafts the first is right, the second wrong, two unjudged
+    _, found = tune(pair, ["a"], contexts=(), lengths=(4,))
+    assert found.acceptance == 0.5
+
+
+def test_lengths_reach_from_none_to_the_longest(pair):
+    assert lengths_of(pair) == [0, 1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 15]
+
+
+def test_load_finds_the_choice_and_the_automatic_length_starts_from_it(pair, monkeypatch):
+    assert not any("Tuned" in note for note in pair.notes)
+    with monkeypatch.context() as patch:
+        pretend(patch, {0: 0.030, 2: 0.031, 3: 0.090}, 2)
+        _, found = tune(pair, ["a"], contexts=(64,), lengths=(2, 3))
+    tuned.write_tuned(pair.target_path, pair.drafter_path, found)
+    again = dflash_mlx.load("pocket")
+    assert found.note in again.notes
+    assert "draft length 2 gave 2.90 times the plain speed" in found.note
+    seconds = again.experience.costs.seconds(64, 1)
+    assert [seconds[0], seconds[2], seconds[3]] == pytest.approx([0.030, 0.031, 0.090], rel=1e-2)
+    assert again.experience.hope == found.acceptance
+    assert AutoDraftLength(again.experience).next(64) == 2
+
+
+def test_a_pair_for_which_drafting_loses_starts_plain(pair, monkeypatch):
+    with monkeypatch.context() as patch:
+        pretend(patch, {0: 0.030, 2: 0.080}, 0)
+        _, found = tune(pair, ["a"], contexts=(64,), lengths=(2,))
+    tuned.write_tuned(pair.target_path, pair.drafter_path, found)
+    again = dflash_mlx.load("pocket")
+    assert "drafting did not pay" in found.note
+    assert AutoDraftLength(again.experience).next(64) == 0
+
+
+def test_another_pair_another_machine_and_a_damaged_file_find_nothing(pair, monkeypatch, tmp_path):
+    found = tuned.Tuned(3, 1.5, 0.7, [(3, 0, 0.05)], "2026-01-01")
+    file = tuned.write_tuned(pair.target_path, pair.drafter_path, found)
+    assert tuned.read_tuned(pair.target_path, pair.drafter_path) == found
+    assert tuned.read_tuned(pair.target_path, pair.target_path) is None
+    with monkeypatch.context() as patch:
+        patch.setattr(tuned, "chip", lambda: "another chip")
+        assert tuned.read_tuned(pair.target_path, pair.drafter_path) is None
+    for text in ("{", "[]", json.dumps({tuned.key_of(pair.target_path, pair.drafter_path): {"draft_length": 3}})):
+        file.write_text(text)
+        assert tuned.read_tuned(pair.target_path, pair.drafter_path) is None
+    assert tuned.write_tuned(pair.target_path, pair.drafter_path, found) == file
+    assert tuned.read_tuned(pair.target_path, pair.drafter_path) == found
+    assert [path.name for path in file.parent.iterdir()] == ["tuned.json"]
+
+
+def test_the_command_measures_the_pocket_pair_and_stores_the_choice(tmp_path):
+    result = run("tune", "import os", *SMALL)
+    assert result.exit_code == 0, result.output
+    assert "weights small enough to stay in caches" in result.stdout
+    assert f"Stored in {tmp_path / 'cache' / 'tuned.json'}." in result.stderr
+    assert result.stdout.splitlines()[-1].startswith("Chosen: ")
+    assert any("Tuned on this machine" in note for note in dflash_mlx.load("pocket").notes)
+
+
+def test_a_dry_run_stores_nothing_and_prints_the_report(tmp_path):
+    report = json.loads(run("tune", "import os", *SMALL, "--dry-run", "--json", "--quiet").stdout)
+    assert [speed["draft_length"] for speed in report["speeds"]] == [0, 2, 3]
+    assert {cost["context"] for cost in report["costs"]} == {40}
+    assert all(cost["total_s"] > 0 for cost in report["costs"])
+    drafted = [cost for cost in report["costs"] if cost["draft_length"]]
+    assert all(cost["draft_s"] > 0 and cost["verify_s"] > 0 for cost in drafted)
+    assert not (tmp_path / "cache").exists()
+
+
+def test_without_a_drafter_and_where_nothing_can_be_stored_it_says_so(monkeypatch, tmp_path):
+    result = run("tune", "--no-draft", "--quiet")
+    assert (result.exit_code, "[tune] the pair must be a target with a drafter" in result.stderr) == (2, True)
+    Path(tmp_path / "cache").write_text("a file, not a folder")
+    result = run("tune", "import os", *SMALL, "--quiet")
+    assert result.exit_code == 1
+    assert "tuned.json must be writable but got" in result.stderr
