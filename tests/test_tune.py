@@ -115,6 +115,7 @@ def test_the_command_measures_the_pocket_pair_and_stores_the_choice(tmp_path):
     assert f"Stored in {tmp_path / 'cache' / 'tuned.json'}." in result.stderr
     assert result.stdout.splitlines()[-1].startswith("Chosen: ")
     assert any("Tuned on this machine" in note for note in dflash_mlx.load("pocket").notes)
+    assert json.loads(run("doctor", "--json").stdout)["pocket"]["tuned"].startswith("Tuned on this machine")
 
 
 def test_a_dry_run_stores_nothing_and_prints_the_report(tmp_path):

@@ -97,6 +97,8 @@ def pocket(problems: Problems) -> tuple[Facts, dict[str, str]]:
         _add(problems, f"The pocket pair does not run: {error}", f"Install {DISTRIBUTION} again.")
         return facts, {}
     facts |= {"runs": True, "drafter": kind, "speculation": stats.speculation, "plain_and_drafted": compared}
+    tuned = (note for note in stats.notes if note.startswith("Tuned"))
+    facts["tuned"] = next(tuned, "no: dflash-mlx tune was not run for this pair here")
     return facts, stats.kernels
 
 
