@@ -14,68 +14,17 @@ from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
-from .config import FULL, TargetConfig, max_rows, ring_rows
+from .config import FULL, TargetConfig, kv_group, max_rows, ring_rows
 from .drafter_config import DrafterConfig
 from .errors import DFlashError, InputError, must
 from .kernels.block_attention import Block
 from .kernels.serving import Reach
+from .rows import GROWTH_ROWS, QuantisedRows, Rows
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-GROWTH_ROWS = 256  # first size of a growing buffer, and the unit that its sizes are rounded up to
 SLICE_ROWS = 64  # a ring that has not wrapped is attended up to the next multiple of this
-
-
-class Rows:
-    """Keys and values of one layer in one zero-filled buffer, [1, Hk, capacity, D].
-
-    Zeros, not uninitialised memory: a masked row is multiplied by 0, and 0 times NaN is NaN.
-    """
-
-    def __init__(self, kv_heads: int, head_dim: int, dtype: mx.Dtype, capacity: int):
-        shape = (1, kv_heads, capacity, head_dim)
-        self.keys, self.values = mx.zeros(shape, dtype), mx.zeros(shape, dtype)
-
-    @property
-    def capacity(self) -> int:
-        return int(self.keys.shape[2])
-
-    @property
-    def nbytes(self) -> int:
-        return int(self.keys.nbytes + self.values.nbytes)
-
-    def fork(self) -> Rows:
-        """Another buffer with the same rows; memory is shared until one of the two is written."""
-        other = copy(self)
-        other.keys, other.values = self.keys[:], self.values[:]  # arrays of their own: a write changes its array only
-        return other
-
-    def write(self, offset: int, keys: mx.array, values: mx.array) -> None:
-        """Write T rows, [1, Hk, T, D], for positions offset..offset+T-1; T is at most the capacity."""
-        rows, first = keys.shape[2], offset % self.capacity
-        head = min(rows, self.capacity - first)  # what fits before a ring's end; the rest starts at row 0
-        self._put(first, keys[:, :, :head], values[:, :, :head])
-        if head < rows:
-            self._put(0, keys[:, :, head:], values[:, :, head:])
-
-    def _put(self, row: int, keys: mx.array, values: mx.array) -> None:
-        end = row + keys.shape[2]
-        self.keys[:, :, row:end] = keys.astype(self.keys.dtype)
-        self.values[:, :, row:end] = values.astype(self.values.dtype)
-
-    def grow(self, needed: int, limit: int) -> None:
-        """Double the capacity until `needed` rows fit, to at most `limit` rounded up."""
-        if needed <= self.capacity:
-            return
-        capacity = self.capacity
-        while capacity < needed:
-            capacity *= 2
-        capacity = min(capacity, -(-limit // GROWTH_ROWS) * GROWTH_ROWS)
-        _, heads, old, size = self.keys.shape
-        extra = mx.zeros((1, heads, capacity - old, size), self.keys.dtype)
-        self.keys = mx.concatenate([self.keys, extra], axis=2)
-        self.values = mx.concatenate([self.values, extra], axis=2)
 
 
 def ring_mask(offset: int, rows: int, held: int, capacity: int, span: int, causal: bool, start: int = 0) -> mx.array:
@@ -106,7 +55,7 @@ class History:
         end: the position after the newest row that was written, kept or not.
     """
 
-    layers: list[Rows]
+    layers: Sequence[Rows | QuantisedRows]
 
     def __init__(self, window: int):
         self.window, self.ring = window, ring_rows(window)
@@ -114,8 +63,8 @@ class History:
 
     @property
     def rings(self) -> list[Rows]:
-        """The layers that are rings."""
-        return self.layers
+        """The layers that are rings; these are never quantised."""
+        return [layer for layer in self.layers if isinstance(layer, Rows)]
 
     def fork(self) -> Self:
         """Another history with the same rows, to go on from here on its own."""
@@ -126,11 +75,11 @@ class History:
     @property
     def arrays(self) -> list[mx.array]:
         """All keys and values, to be evaluated together with what a round reads."""
-        return [array for layer in self.layers for array in (layer.keys, layer.values)]
+        return [array for layer in self.layers for part in layer.parts for array in (part.keys, part.values)]
 
     @property
     def nbytes(self) -> int:
-        return sum(layer.nbytes for layer in self.layers)
+        return sum(array.nbytes for array in self.arrays)
 
     @property
     def max_rows(self) -> int:
@@ -190,23 +139,30 @@ class TargetCache(History):
         config: the target's.
         dtype: of keys and values.
         max_context: most positions that the full layers may hold.
+        kv_bits: 8 quantises the full layers; `None` does not.
     """
 
-    def __init__(self, config: TargetConfig, dtype: mx.Dtype, max_context: int):
+    def __init__(self, config: TargetConfig, dtype: mx.Dtype, max_context: int, kv_bits: int | None = None):
         super().__init__(config.window)
         self.max_context = max_context
         self._full = [kind == FULL for kind in config.layer_types]
         first = min(GROWTH_ROWS, -(-max_context // GROWTH_ROWS) * GROWTH_ROWS)
-        self.layers = [
-            Rows(config.num_kv_heads, config.head_dim, dtype, first if full else self.ring) for full in self._full
-        ]
+        shape, group = (config.num_kv_heads, config.head_dim, dtype), kv_group(config.head_dim)
+
+        def layer(full: bool) -> Rows | QuantisedRows:
+            if full and kv_bits:
+                return QuantisedRows(*shape, first, group)
+            return Rows(*shape, first if full else self.ring)
+
+        self.layers = [layer(full) for full in self._full]
 
     @property
     def rings(self) -> list[Rows]:
-        return [layer for layer, full in zip(self.layers, self._full, strict=True) if not full]
+        kinds = zip(self.layers, self._full, strict=True)
+        return [layer for layer, full in kinds if not full and isinstance(layer, Rows)]
 
     @property
-    def full_layers(self) -> list[Rows]:
+    def full_layers(self) -> list[Rows | QuantisedRows]:
         """The layers whose rows no later position overwrites."""
         return [layer for layer, full in zip(self.layers, self._full, strict=True) if full]
 
@@ -234,7 +190,9 @@ class DrafterContext(History):
 
     def __init__(self, config: DrafterConfig, dtype: mx.Dtype):
         super().__init__(config.window)
-        self.layers = [Rows(config.num_kv_heads, config.head_dim, dtype, self.ring) for _ in range(config.num_layers)]
+        self.layers: list[Rows] = [
+            Rows(config.num_kv_heads, config.head_dim, dtype, self.ring) for _ in range(config.num_layers)
+        ]
 
     def skip_to(self, position: int) -> None:
         """Leave out the positions before `position`: what was held is dropped."""
@@ -270,11 +228,11 @@ class Lane:
         self._sliding = Reach(Block((cache.offset,), cache.window), held, near)
         self._full = Reach(Block((cache.offset,)), end, "causal" if part.rows > 1 else None)
 
-    def write(self, layer: int, full: bool, keys: mx.array, values: mx.array) -> tuple[Rows, Reach]:
-        """Write T rows of a layer; returns its whole buffers, and what the rows see of them."""
-        rows = self._cache.layers[layer]
+    def write(self, layer: int, full: bool, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array, Reach]:
+        """Write T rows of a layer; returns keys and values as attention takes them, and what the rows see of them."""
+        rows, reach = self._cache.layers[layer], self._full if full else self._sliding
         rows.write(self.offset, keys, values)
-        return rows, self._full if full else self._sliding
+        return *rows.attended(reach.held), reach
 
 
 def lanes(parts: Sequence[Part]) -> list[Lane]:

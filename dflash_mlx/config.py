@@ -15,6 +15,7 @@ from .fields import SAME_RELEASE, Fields
 
 SLIDING = "sliding_attention"
 FULL = "full_attention"
+KV_BITS = 8  # of a quantised cache
 RING_ALIGNMENT = 16  # rows; a kernel's key tile never crosses the end of a ring
 TARGET_MODEL_TYPES = ("muse_glimmer", "muse_glimmer_text")
 
@@ -31,6 +32,11 @@ def ring_rows(window: int) -> int:
 def max_rows(window: int) -> int:
     """Most rows that one forward may write into a ring: more would overwrite what the window still needs."""
     return ring_rows(window) - window
+
+
+def kv_group(head_dim: int) -> int:
+    """Numbers of a head that share a scale in a quantised cache: 64, else 32; 0 where neither divides the head."""
+    return next((size for size in (64, 32) if head_dim % size == 0), 0)
 
 
 def _default_types(layers: int) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from .chips import Chip
-from .config import Shape, TargetConfig
+from .config import KV_BITS, Shape, TargetConfig, kv_group
 from .drafter_config import DFlash2Config, DrafterConfig
 
 LOGIT_BYTES = 4  # logits are float32
@@ -52,6 +52,14 @@ def quantised_bytes(bits: int, group_size: int = 64) -> float:
 def cache_row_bytes(shape: Shape, item: int) -> int:
     """Bytes of one position's keys and values in one layer."""
     return 2 * shape.num_kv_heads * shape.head_dim * item
+
+
+def full_row_bytes(shape: Shape, item: int, kv_bits: int | None) -> int:
+    """As `cache_row_bytes` in a full layer, which may be quantised: each group has a scale and a bias besides."""
+    if kv_bits is None:
+        return cache_row_bytes(shape, item)
+    group = kv_group(shape.head_dim)
+    return 2 * shape.num_kv_heads * shape.head_dim // group * (group * KV_BITS // 8 + 2 * item)
 
 
 def target_parameters(config: TargetConfig) -> dict[str, int]:
@@ -102,6 +110,7 @@ class Costs:
     Attributes:
         weight_bytes: mean bytes of one of the target's weights as it is stored; `drafter_weight_bytes` likewise.
         item: bytes of one cached number.
+        kv_bits: 8 where the full layers' cache is quantised.
     """
 
     target: TargetConfig
@@ -109,6 +118,7 @@ class Costs:
     weight_bytes: float
     drafter_weight_bytes: float = 2
     item: int = 2
+    kv_bits: int | None = None
 
     @classmethod
     def of_files(
@@ -140,6 +150,10 @@ class Costs:
         }
         for part, seen in keys.items():
             work[part] = _attended(config, layers[part], rows, seen, self.item, streams)
+        if self.kv_bits:  # read packed, written wide, read wide
+            read, (nbytes, flops) = full_row_bytes(config, self.item, self.kv_bits), work["KV, full layers"]
+            packed = config.full_layers * streams * keys["KV, full layers"] * read
+            work["KV, full layers"] = Work(2 * nbytes + packed, flops)
         work["logits"] = Work(total * config.vocab_size * LOGIT_BYTES, 0)
         return work
 

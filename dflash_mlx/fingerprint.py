@@ -22,12 +22,13 @@ WORDS = {4: mx.uint32, 2: mx.uint16, 1: mx.uint8}
 
 
 def fingerprint(pair: Pair) -> dict[str, str | None]:
-    """SHA-256 of "target", "drafter" (`None` without one) and "tokenizer" with its template; the caches' dtype."""
+    """SHA-256 of "target", "drafter" (`None` without one) and "tokenizer" with its template; the caches' kinds."""
     return {
         "target": of_model(pair.target),
         "drafter": of_model(pair.drafter) if pair.drafter else None,
         "tokenizer": of_files(pair.target_path),
         "dtype": str(pair.dtype),
+        "kv_bits": str(pair.kv_bits),
     }
 
 

@@ -10,7 +10,7 @@ import mlx.core as mx
 
 from .checkpoint import MOST_CHECKPOINTS, SLACK_ROWS
 from .config import TargetConfig, ring_rows
-from .costs import cache_row_bytes
+from .costs import cache_row_bytes, full_row_bytes
 from .drafter_config import DrafterConfig
 from .errors import MemoryPlanError, must
 
@@ -69,6 +69,7 @@ class Sizes:
     Attributes:
         target_bytes, drafter_bytes: of the weights, from the files' headers.
         item: bytes of one cached number.
+        kv_bits: 8 where the full layers' cache is quantised.
     """
 
     target: TargetConfig
@@ -76,12 +77,13 @@ class Sizes:
     target_bytes: int
     drafter_bytes: int
     item: int
+    kv_bits: int | None = None
 
     def parts(self, context: int) -> dict[str, int]:
         """Bytes by part for a session of `context` tokens."""
         target, drafter = self.target, self.drafter
         row = cache_row_bytes(target, self.item)
-        full = target.full_layers * row
+        full = target.full_layers * full_row_bytes(target, self.item, self.kv_bits)
         sliding = (target.num_layers - target.full_layers) * row
         step = min(PREFILL_STEP, target.max_rows, context)
         width = max(3 * target.intermediate_size, 4 * target.num_heads * target.head_dim, 4 * target.hidden_size)
@@ -96,12 +98,23 @@ class Sizes:
             "prefill working set": step * width * FLOAT32,
             "logits": 4 * rows * target.vocab_size * FLOAT32,
         }
+        if self.kv_bits:
+            numbers = row // self.item * context if target.full_layers else 0
+            parts["a full layer made wide"] = numbers * _widening(self.item)
         if drafter:
             held = cache_row_bytes(drafter, self.item) * drafter.num_layers
             parts["drafter's rings"] = held * ring_rows(drafter.window)
             parts["drafter's checkpoints"] = held * _checkpoint_rows(drafter.window, context)
             parts["taps"] = 2 * step * len(drafter.taps) * target.hidden_size * self.item
         return parts
+
+
+def _widening(item: int) -> int:
+    """Bytes per number of a quantised layer while attention looks at it.
+
+    MLX's CPU goes through two numbers of 32 bits; Metal makes it in one pass, but may have two layers in flight.
+    """
+    return item + 8 if mx.default_device().type.name == "cpu" else 2 * item
 
 
 def _checkpoint_rows(window: int, context: int) -> int:

@@ -11,14 +11,14 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 
 from .cache import DrafterContext, Part, TargetCache
-from .config import TargetConfig
+from .config import KV_BITS, TargetConfig, kv_group
 from .costs import Costs
 from .draft_length import Experience
 from .drafter_config import DrafterConfig
 from .errors import CheckpointError, InputError, must
 from .kernels.choose import Chosen, check_choice, choose
 from .kernels.places import Place, drafter_places, target_places
-from .kernels.serving import CONTEXT_ROWS, Kernels, dtype_name
+from .kernels.serving import CONTEXT_ROWS, TARGET_FULL, Kernels, dtype_name
 from .known import AUTO, drafter_for
 from .loading.build import Checkpoint, build, drafter_model, read_drafter, read_target
 from .loading.files import read_json
@@ -46,7 +46,7 @@ class Pair:
         kernels: operation -> "metal" or "stock: why".
         notes: one line for each thing that the user should know about how the pair was loaded.
         name: the target as it was given to `load`.
-        kernel_choice: as it was given to `load`.
+        kernel_choice, kv_bits: as they were given to `load`.
     """
 
     target: MuseGlimmer
@@ -61,6 +61,7 @@ class Pair:
     notes: tuple[str, ...] = field(default=())
     name: str = ""
     kernel_choice: str = AUTO
+    kv_bits: int | None = None
 
     @property
     def max_context(self) -> int:
@@ -77,7 +78,7 @@ class Pair:
         assert self.drafter is not None
         target, drafter, parts = self.target.config, self.drafter.config, self.plan.parts
         stored = parts["target weights"], parts["drafter weights"]
-        costs = Costs.of_files(target, drafter, *stored, self.dtype.size)
+        costs = replace(Costs.of_files(target, drafter, *stored, self.dtype.size), kv_bits=self.kv_bits)
         guess, tuned = first_guess(costs, drafter.runtime_block_size - 1), self._tuned
         if tuned is None:
             return Experience(guess)
@@ -113,11 +114,11 @@ class Pair:
             raise InputError(must("load", "draft", f"a drafter of {self.name}", repr(draft), "Give a folder or an id."))
         found = read_drafter(path, self.target.config)
         target_bytes = self.plan.parts["target weights"]
-        sizes = Sizes(self.target.config, found[1], target_bytes, found[0].nbytes, self.dtype.size)
+        sizes = Sizes(self.target.config, found[1], target_bytes, found[0].nbytes, self.dtype.size, self.kv_bits)
         plan = plan_memory(sizes, self.plan.context, self.plan.limit)
         weights: dict[str, mx.array] = dict(tree_flatten(self.target.parameters()))
         types = {dtype_name(array.dtype) for array in weights.values() if mx.issubdtype(array.dtype, mx.floating)}
-        serving = _kernels(self.kernel_choice, self.target.config, self.dtype, types, found)
+        serving = _kernels(self.kernel_choice, self.target.config, self.dtype, types, found, self.kv_bits)
         notes.extend(serving.notes)
         drafter = _drafter(found, notes, serving.kernels)
         _prove(self.target, drafter, self.dtype)
@@ -133,6 +134,7 @@ def load(
     max_context: int | None = None,
     max_memory: int | None = None,
     kernels: str = "auto",
+    kv_bits: int | None = None,
 ) -> Pair:
     """Load a target and its drafter.
 
@@ -144,6 +146,8 @@ def load(
         max_memory: bytes that may be used; default what the machine recommends.
         kernels: "auto": a Metal kernel where this machine has qualified it, which takes some seconds at the first load;
             "metal": wherever it agrees, also where it is slower; "stock": nowhere.
+        kv_bits: 8 keeps the full layers' keys and values in 8 bits: about half the memory, at some loss of accuracy.
+            Drafting loses nothing against plain decoding with the same `kv_bits`.
     Raises:
         InputError: a name or an option is wrong, or the plan does not fit (`MemoryPlanError`).
         CheckpointError: a config, tensor or file cannot be used; nothing stays loaded.
@@ -152,6 +156,7 @@ def load(
     notes: list[str] = []
     target_path, drafter_path = _paths(target, draft, notes)
     checkpoint, config = read_target(target_path)
+    _check_kv_bits(kv_bits, config)
     found = read_drafter(drafter_path, config) if drafter_path else None
     sizes = Sizes(
         config,
@@ -159,11 +164,12 @@ def load(
         checkpoint.nbytes,
         found[0].nbytes if found else 0,
         checkpoint.dtype.size,
+        kv_bits,
     )
     plan = plan_memory(sizes, max_context, max_memory)
     if checkpoint.skipped:
         notes.append(f"{len(checkpoint.skipped)} vision tensors skipped: this runtime reads text only.")
-    serving = _kernels(kernels, config, checkpoint.dtype, checkpoint.float_types, found)
+    serving = _kernels(kernels, config, checkpoint.dtype, checkpoint.float_types, found, kv_bits)
     notes.extend(serving.notes)
     keep_resident(plan)
 
@@ -186,6 +192,7 @@ def load(
         notes=tuple(notes),
         name=str(target),
         kernel_choice=kernels,
+        kv_bits=kv_bits,
     )
 
 
@@ -200,14 +207,33 @@ def _drafter(found: tuple[Checkpoint, DrafterConfig], notes: list[str], kernels:
     return drafter
 
 
+def _check_kv_bits(kv_bits: int | None, config: TargetConfig) -> None:
+    """It is nothing or 8, and the heads can be quantised."""
+    if kv_bits is None:
+        return
+    if type(kv_bits) is not int or kv_bits != KV_BITS:
+        todo = "Leave it out to keep the cache in the model's own type."
+        raise InputError(must("load", "kv_bits", f"{KV_BITS}", repr(kv_bits), todo))
+    if not kv_group(config.head_dim):
+        expected = f"left out for a head size of {config.head_dim}"
+        raise InputError(must("load", "kv_bits", expected, kv_bits, "Groups are of 64 or of 32 numbers of a head."))
+
+
 def _kernels(
-    choice: str, config: TargetConfig, dtype: mx.Dtype, types: set[str], found: tuple[Checkpoint, DrafterConfig] | None
+    choice: str,
+    config: TargetConfig,
+    dtype: mx.Dtype,
+    types: set[str],
+    found: tuple[Checkpoint, DrafterConfig] | None,
+    kv_bits: int | None,
 ) -> Chosen:
     """What serves the pair's operations; needs no weight. `types` are the float types of the target's tensors."""
     types = types | found[0].float_types if found else types
     if len(types) != 1:
         return choose(choice, (), f"the pair's tensors are of several types ({', '.join(sorted(types))})")
-    return choose(choice, _places(config, dtype, found))
+    left_out = {TARGET_FULL: f"its cache is in {kv_bits} bits"} if kv_bits and config.full_layers else {}
+    places = [place for place in _places(config, dtype, found) if place.name not in left_out]
+    return choose(choice, places, left_out=left_out)
 
 
 def _places(config: TargetConfig, dtype: mx.Dtype, found: tuple[Checkpoint, DrafterConfig] | None) -> list[Place]:

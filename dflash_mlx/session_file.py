@@ -29,7 +29,7 @@ from .state import State
 FORMAT, VERSION = "dflash_mlx session", 1
 ZEROS = "0" * 64  # stands where the digest will be while it is computed
 CHUNK = 1 << 22  # bytes
-NAMES = {mx.float32: "F32", mx.float16: "F16", mx.bfloat16: "BF16", mx.int32: "I32"}
+NAMES = {mx.float32: "F32", mx.float16: "F16", mx.bfloat16: "BF16", mx.int32: "I32", mx.uint32: "U32"}
 DAMAGED = "The file is damaged: start from the text, or from another copy."
 
 
@@ -48,7 +48,8 @@ def save(state: State, path: str | Path) -> None:
         facts["caches"].append({"offset": history.offset, "start": history.start})
         _name(arrays, f"cache.{number}", history.ring_copies(history.start, history.offset))
         if isinstance(history, TargetCache):
-            buffers = [array for layer in history.full_layers for array in (layer.keys, layer.values)]
+            parts = [part for layer in history.full_layers for part in layer.parts]
+            buffers = [array for part in parts for array in (part.keys, part.values)]
             _name(arrays, f"full.{number}", [array[:, :, : history.offset] for array in buffers])
     for number, point in enumerate(state.checkpoints.points):
         firsts = [None if window is None else window.first for window in point.windows]
@@ -115,9 +116,10 @@ def _restore(state: State, facts: dict[str, Any], arrays: dict[str, mx.array], s
             continue
         if isinstance(history, TargetCache):
             rows = _named(arrays, f"full.{number}")
-            for layer, keys, values in zip(history.full_layers, rows[::2], rows[1::2], strict=True):
-                layer.grow(said["offset"], history.max_context)
-                layer.write(0, keys, values)
+            parts = [part for layer in history.full_layers for part in layer.parts]
+            for part, keys, values in zip(parts, rows[::2], rows[1::2], strict=True):
+                part.grow(said["offset"], history.max_context)
+                part.write(0, keys, values)
         history.put_back(said["start"], said["offset"], _named(arrays, f"cache.{number}"))
     for number, said in enumerate(facts["checkpoints"]):
         point = Checkpoint(said["position"])
@@ -136,6 +138,10 @@ def _check_pair(pair: Pair, saved: dict[str, str | None], path: Path) -> bool:
             todo = "Load the model that the session was saved with; another model cannot go on from it."
             found = str(saved[part])[:12]
             raise SessionFileError(must("session", f"{what} of {path}", str(own[part])[:12], found, todo))
+    bits = saved.get("kv_bits", "None")  # a file without it was saved before there was a choice
+    if bits != own["kv_bits"]:
+        todo = "Load with the kv_bits that the session was saved with; rows of other bits cannot be gone on from."
+        raise SessionFileError(must("session", f"kv_bits of {path}", str(own["kv_bits"]), bits, todo))
     return own["drafter"] is not None and saved["drafter"] == own["drafter"]
 
 

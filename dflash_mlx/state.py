@@ -58,7 +58,7 @@ class State:
         """Forget everything."""
         pair = self.pair
         self.tokens: list[int] = []
-        self.cache = TargetCache(pair.target.config, pair.dtype, pair.max_context)
+        self.cache = TargetCache(pair.target.config, pair.dtype, pair.max_context, pair.kv_bits)
         self.context = DrafterContext(pair.drafter.config, pair.dtype) if pair.drafter else None
         self.checkpoints = Checkpoints(self.checkpoints.most)
         self.fork_at: int | None = None

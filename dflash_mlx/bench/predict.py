@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import accumulate
 
 from ..chips import find_chip
@@ -24,7 +25,8 @@ class Predictor:
             for folder in (pair.target_path, pair.drafter_path)
         ]
         drafter = pair.drafter.config if pair.drafter else None
-        self._costs = Costs.of_files(pair.target.config, drafter, sizes[0], sizes[1], pair.dtype.size)
+        costs = Costs.of_files(pair.target.config, drafter, sizes[0], sizes[1], pair.dtype.size)
+        self._costs = replace(costs, kv_bits=pair.kv_bits)
 
     def tokens_per_s(self, stats: Stats) -> float | None:
         """Give committed tokens per predicted second, for the rounds as they were drafted and accepted."""

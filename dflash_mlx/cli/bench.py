@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .render import note
-from .shared import DraftLength, Size
+from .shared import DraftLength, Size, kv_bits_flag
 
 if TYPE_CHECKING:
     from ..pair import Pair
@@ -35,6 +35,7 @@ Examples:
 @click.option("--max-context", type=int, metavar="TOKENS", help="The context that memory is planned for.")
 @click.option("--max-memory", type=Size(), metavar="SIZE", help="Memory that may be used.")
 @click.option("--kernels", metavar="auto|stock|metal", help="Which kernels may serve.  [default: auto]")
+@kv_bits_flag
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), default=Path("bench.json"), show_default=True)
 @click.option("--quiet", "-q", is_flag=True, help="Nothing on stderr but errors.")
 @click.pass_context
@@ -96,7 +97,7 @@ def _load(flags: dict[str, Any]) -> list[Pair]:
     """Load the target once, with each drafter."""
     from .. import load
 
-    limits = {key: flags[key] for key in ("max_context", "max_memory", "kernels") if flags[key] is not None}
+    limits = {key: flags[key] for key in ("max_context", "max_memory", "kernels", "kv_bits") if flags[key] is not None}
     drafts = flags["draft"] or ("auto",)
     first = load(flags["model"] or "pocket", drafts[0], **limits)
     for line in first.notes:

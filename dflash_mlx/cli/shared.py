@@ -25,7 +25,7 @@ UNITS = {"": 1, "B": 1} | {
     for suffix, base in (("", 1000), ("B", 1000), ("IB", 1024))
 }
 POCKET_NOTE = "No --model given: running the pocket pair, a small model of Python code that comes with the package."
-LOAD_FLAGS = ("model", "draft", "no_draft", "max_context", "max_memory", "kernels")
+LOAD_FLAGS = ("model", "draft", "no_draft", "max_context", "max_memory", "kernels", "kv_bits")
 
 
 class Size(click.ParamType):
@@ -72,6 +72,15 @@ class LibraryOption(click.Option):
         return extra
 
 
+kv_bits_flag = click.option(
+    "--kv-bits",
+    type=int,
+    metavar="8",
+    help="Bits of the full layers' keys and values: 8 takes about half the memory, at some loss of accuracy. "
+    "Without it, the model's own type.",
+)
+
+
 def model_flags(command: Command) -> Command:
     """Add the flags that say which pair is loaded, and into how much memory."""
     return _add(
@@ -101,6 +110,7 @@ def model_flags(command: Command) -> Command:
             help="Memory that may be used: 24GB, 512MiB, or bytes. Without it, what the machine recommends.",
         ),
         click.option("--kernels", metavar="auto|stock|metal", help="Which kernels may serve.  [default: auto]"),
+        kv_bits_flag,
     )
 
 
@@ -140,7 +150,7 @@ def load_arguments(flags: Mapping[str, Any]) -> dict[str, Any]:
     """Give the arguments of `dflash_mlx.load` that the flags ask for."""
     if flags["draft"] is not None and flags["no_draft"]:
         raise click.UsageError("--draft and --no-draft exclude each other. Leave one of them out.")
-    arguments = {name: flags[name] for name in ("max_context", "max_memory", "kernels", "draft")}
+    arguments = {name: flags[name] for name in ("max_context", "max_memory", "kernels", "kv_bits", "draft")}
     arguments = {name: value for name, value in arguments.items() if value is not None}
     if flags["no_draft"]:
         arguments["draft"] = None

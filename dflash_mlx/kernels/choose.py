@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -11,7 +11,7 @@ import mlx.core as mx
 from ..errors import InputError, must
 from .apart import METAL_DEVICE, load_device, qualify_apart, trial_of
 from .launch import Device
-from .places import OPERATIONS, Place, as_data
+from .places import KINDS, OPERATIONS, Place, as_data
 from .qualify import ROWS, Range, Verdict
 from .serving import STOCK, Kernels
 from .verdicts import Verdicts, place_key
@@ -47,13 +47,16 @@ def device_here() -> tuple[str, str]:
     )
 
 
-def choose(choice: str, places: Sequence[Place], unfit: str = "") -> Chosen:
+def choose(
+    choice: str, places: Sequence[Place], unfit: str = "", left_out: Mapping[str, str] | None = None
+) -> Chosen:
     """Find what serves at each place; qualifies what has no verdict yet, which takes some seconds, once.
 
     Args:
         choice: "auto": kernels where they agree and are not slower. "metal": wherever they agree. "stock": nowhere.
         places: of the pair.
         unfit: why no kernel is made for this pair, or "".
+        left_out: places of the pair for which no kernel is made -> why.
     Raises:
         InputError: the choice is unknown, or "metal" where a kernel cannot serve.
     """
@@ -73,7 +76,7 @@ def choose(choice: str, places: Sequence[Place], unfit: str = "") -> Chosen:
     device = load_device(name)
     notes += _warm(places, ranges, verdicts, device)
     served = {place: rows for place, rows in ranges.items() if rows[0] <= rows[1]}
-    return Chosen(Kernels(served, device), _operations(places, verdicts, served), tuple(notes))
+    return Chosen(Kernels(served, device), _operations(places, verdicts, served, left_out or {}), tuple(notes))
 
 
 def check_choice(choice: str) -> None:
@@ -140,21 +143,24 @@ def _warm(places: Sequence[Place], ranges: dict[str, Range], verdicts: Sequence[
     return notes
 
 
-def _operations(places: Sequence[Place], verdicts: Sequence[Verdict], served: dict[str, Range]) -> dict[str, str]:
+def _operations(
+    places: Sequence[Place], verdicts: Sequence[Verdict], served: dict[str, Range], left_out: Mapping[str, str]
+) -> dict[str, str]:
     """Say per operation what serves: one word where it is the same for all rows and places."""
     found = {}
     for operation in OPERATIONS:
-        mine = [(p.name, v) for p, v in zip(places, verdicts, strict=True) if p.operation == operation]
+        mine = [(p.name, v.why) for p, v in zip(places, verdicts, strict=True) if p.operation == operation]
+        mine += [(name, why) for name, why in left_out.items() if KINDS[name].operation == operation]
         ranges = {served.get(name) for name, _ in mine}
         if not mine:
             found[operation] = "stock: no drafter"
         elif ranges == {ALL_ROWS}:
             found[operation] = "metal"
         elif ranges == {None}:
-            whys = dict.fromkeys(v.why for _, v in mine)
+            whys = dict.fromkeys(why for _, why in mine)
             found[operation] = f"stock: {'; '.join(whys)}"
         else:
-            found[operation] = "; ".join(_said(name, served.get(name), v.why) for name, v in mine)
+            found[operation] = "; ".join(_said(name, served.get(name), why) for name, why in mine)
     return found
 
 

@@ -11,11 +11,12 @@ from collections.abc import Sequence
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..cache import DrafterContext, Rows, ring_mask
+from ..cache import DrafterContext, ring_mask
 from ..drafter_config import DrafterConfig
 from ..kernels.block_attention import Block
 from ..kernels.feature_fusion import ContextWeights, Weight
 from ..kernels.serving import DRAFTER, STOCK, Kernels, Reach
+from ..rows import Rows
 from ..slots import Slots
 from .layers import Projections, RMSNorm, SwiGLU, heads, joined, rope
 from .muse_glimmer import MuseGlimmer

@@ -53,9 +53,9 @@ class Attention(Projections):
         if self.config.rope_layers[self.index]:
             queries = rope(queries, self.config.rope_theta, lane.offset)
             keys = rope(keys, self.config.rope_theta, lane.offset)
-        held, reach = lane.write(self.index, self.full, keys, values)
+        keys, values, reach = lane.write(self.index, self.full, keys, values)
         place = TARGET_FULL if self.full else TARGET_SLIDING
-        return self.kernels.attend(place, queries, held.keys, held.values, reach, self.scale)
+        return self.kernels.attend(place, queries, keys, values, reach, self.scale)
 
 
 class Layer(nn.Module):

@@ -238,6 +238,18 @@ def test_ranges_and_places_that_differ_are_said(here: Callable[[str], None], loa
         stream.close()
 
 
+def test_a_cache_of_8_bits_is_for_stock_and_says_so(here: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    here("HARNESS")
+    monkeypatch.setattr(choose, "qualify_apart", lambda places, _: [quick(place) for place in places])
+    folders = tiny_pair(tmp_path, **{**SIZES, "head_dim": 32})
+    pair, stock = (dflash_mlx.load(*folders, kernels=kernels, kv_bits=8) for kernels in ("metal", "stock"))
+    assert pair.kernels["block_attention"] == (
+        "metal at the target, sliding layers; metal at the drafter; "
+        "stock at the target, full layers: its cache is in 8 bits"
+    )
+    assert tokens(pair, draft_length=4) == tokens(stock, draft_length=4)
+
+
 def test_metal_is_an_error_where_a_kernel_cannot_serve(
     here: Callable[[str], None], load: Load, monkeypatch: Any
 ) -> None:
