@@ -53,7 +53,7 @@ class TestHelp:
     def test_help_lists_the_commands_that_exist(self) -> None:
         commands = run("--help").output.split("Commands:")[1].split("Examples:")[0]
         listed = re.findall(r"^  (\w+)  ", commands, re.MULTILINE)
-        assert listed == ["bench", "chat", "convert", "doctor", "generate", "serve"]
+        assert listed == ["bench", "chat", "convert", "doctor", "generate", "serve", "tune", "verify"]
 
     @pytest.mark.parametrize("command", ["generate", "chat", "serve", "bench", "doctor", "convert"])
     def test_each_command_shows_examples(self, command: str) -> None:
