@@ -11,6 +11,7 @@ from statistics import median
 from typing import Any
 
 from .stats import Generation, Round
+from .whole_files import write_whole
 
 TIMED_EVERY = 8  # rounds; on one of so many drafting and verifying are timed apart, at the price of a second wait
 
@@ -30,7 +31,7 @@ def lines(generation: Generation) -> Iterator[dict[str, Any]]:
 
 def write_rounds(generation: Generation, path: Path) -> None:
     """Write the lines to a file."""
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines(generation)), encoding="utf-8")
+    write_whole(path, "".join(json.dumps(line) + "\n" for line in lines(generation)))
 
 
 def ledger(rounds: Sequence[Round]) -> dict[str, float]:

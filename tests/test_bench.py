@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
@@ -17,7 +18,7 @@ from dflash_mlx.bench.order import latin_square, orders
 from dflash_mlx.bench.power import _linux, _mac, joules
 from dflash_mlx.bench.result import read_result, validate
 from dflash_mlx.bench.run import Bench, check_label
-from dflash_mlx.bench.suites import filling, parse_suite, read_suite, suite_names
+from dflash_mlx.bench.suites import filling
 from dflash_mlx.bench.summary import acceptance_by_position, rows
 from dflash_mlx.cli import cli
 
@@ -250,27 +251,24 @@ def _plain(result: dict[str, Any]) -> dict[str, Any]:
     return next(one for one in result["records"] if one["mode"] == "plain")
 
 
-def test_every_suite_that_ships_is_readable_and_says_what_it_rebuilds() -> None:
-    expected = {"breakout", "greedy", "japanese", "long_context", "pocket", "prefill_heavy", "prose", "short_answers"}
-    assert set(suite_names()) == expected
-    suites = {name: read_suite(name) for name in suite_names()}
-    assert all(suite.name == name and suite.about and suite.rebuilds for name, suite in suites.items())
-    assert len(suites["breakout"].cases[0].turns) == 4
-    fills = [case.fill_tokens for case in suites["long_context"].cases]
-    assert fills[0] == 2048
-    assert 128_000 <= fills[-1] <= 131_072 - suites["long_context"].max_tokens
+@pytest.mark.parametrize("chip", ["", " "])
+def test_an_empty_name_of_a_chip_is_no_chip(chip: str) -> None:
+    assert run("--chip", chip, "--suite", "pocket").exit_code == 2
 
 
-def test_a_suite_with_two_prompts_in_a_case_is_refused() -> None:
-    raw = {
-        "name": "s",
-        "about": "a",
-        "rebuilds": "n",
-        "max_tokens": 4,
-        "case": [{"name": "c", "text": "t", "turns": ["u"]}],
-    }
-    with pytest.raises(DFlashError, match=r"a case in here must be a name and one of turns, text, fill_tokens"):
-        parse_suite(raw, "here")
+@pytest.mark.parametrize("seconds", ["nan", "inf", "-1"])
+def test_a_cool_down_that_cannot_be_waited_is_refused(seconds: str) -> None:
+    done = run("--suite", "pocket", "--cool-down", seconds)
+    assert done.exit_code == 2
+    assert f"'{seconds}' is no number of seconds" in done.output
+
+
+def test_a_missing_library_is_told_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "jsonschema", None)
+    monkeypatch.setattr(Bench, "run", lambda *_: pytest.fail("it ran"))
+    done = run("--suite", "pocket")
+    assert done.exit_code == 1
+    assert "jsonschema must be installed but got no such package" in done.output
 
 
 def test_filling_is_exactly_as_long_as_asked_and_does_not_repeat_itself() -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 from ..errors import DFlashError, InputError, must
 from ..resources import find
+from ..whole_files import write_whole
 
 FORMAT = "dflash-mlx-bench-1"
 SCHEMA = "bench/result.schema.json"
@@ -32,10 +32,7 @@ def make_result(
 
 def write_result(result: dict[str, Any], path: Path) -> None:
     """Write the file whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(path.name + ".part")
-    beside.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    os.replace(beside, path)
+    write_whole(path, json.dumps(result, indent=1, ensure_ascii=False) + "\n")
 
 
 def read_result(path: Path) -> dict[str, Any]:
@@ -46,10 +43,23 @@ def read_result(path: Path) -> dict[str, Any]:
     """
     try:
         result = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise InputError(must("bench", str(path), "a result of `dflash-mlx bench`", str(error), "Check it.")) from error
     validate(result, str(path))
     return dict(result)
+
+
+def validator() -> Any:
+    """Make what holds results to the schema; asked for before a run, so that none is lost for a missing library.
+
+    Raises:
+        DFlashError: the library for it is not installed.
+    """
+    try:
+        from jsonschema import Draft202012Validator
+    except ImportError as error:
+        raise DFlashError(must("bench", "jsonschema", "installed", "no such package", EXTRA)) from error
+    return Draft202012Validator(json.loads(find(SCHEMA).read_text(encoding="utf-8")))
 
 
 def validate(result: Any, where: str) -> None:
@@ -59,12 +69,7 @@ def validate(result: Any, where: str) -> None:
         InputError: with the place in the result that is wrong.
         DFlashError: the library for it is not installed.
     """
-    try:
-        from jsonschema import Draft202012Validator
-    except ImportError as error:
-        raise DFlashError(must("bench", "jsonschema", "installed", "no such package", EXTRA)) from error
-    schema = json.loads(find(SCHEMA).read_text(encoding="utf-8"))
-    wrong = next(Draft202012Validator(schema).iter_errors(result), None)
+    wrong = next(validator().iter_errors(result), None)
     if wrong is not None:
         place = "/".join(map(str, wrong.absolute_path)) or "its top"
         expected = f"as {SCHEMA} says"
@@ -77,6 +82,6 @@ def check_chip(asked: str | None, chip: str) -> None:
     Raises:
         InputError: the machine's own name does not contain the asked one.
     """
-    if asked is not None and asked.casefold() not in chip.casefold():
+    if asked is not None and (not asked.strip() or asked.casefold() not in chip.casefold()):
         todo = "Leave --chip out: the result names the machine that it ran on."
         raise InputError(must("bench", "--chip", f"this machine's ({chip})", repr(asked), todo))

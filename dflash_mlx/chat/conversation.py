@@ -10,6 +10,7 @@ from typing import Any
 from ..errors import InputError, SessionFileError, must
 from ..prefill import Progress
 from ..session import Session
+from ..whole_files import write_whole
 from .answer import Answer, AnswerReader, Piece
 from .template import clean_message
 
@@ -84,14 +85,10 @@ class Conversation:
         """Write the messages as JSON, and the session's caches beside them: `FILE` and `FILE.session`.
 
         Raises:
-            InputError, SessionFileError: one of the two cannot be written.
+            DFlashError: one of the two cannot be written.
         """
         saved = {"format": FORMAT, "version": VERSION, "reasoning": self.reasoning, "messages": self.messages}
-        try:
-            path.write_text(json.dumps(saved, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
-        except OSError as error:
-            todo = "Choose another place."
-            raise InputError(must("chat", str(path), "a file that can be written", error.strerror, todo)) from error
+        write_whole(path, json.dumps(saved, ensure_ascii=False, indent=1) + "\n")
         if self.session.tokens:
             self.session.save(_caches(path))
         else:

@@ -5,13 +5,14 @@ Importing this package imports neither MLX nor a tokenizer library, so that ``--
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from typing import Any, NoReturn
 
 import click
 
-from ..errors import DFlashError
+from ..errors import DFlashError, must
 from ..resources import version
 from .bench import bench
 from .chat import chat
@@ -60,6 +61,12 @@ class Commands(click.Group):
         except DFlashError as error:
             kind = BadInput if isinstance(error, ValueError) else Failed
             raise kind(str(error)) from error
+        except OSError as error:
+            if error.errno == errno.EPIPE:
+                raise
+            todo = "Check the path, its permissions and the room on the disk."
+            name = error.filename or "what this command reads and writes"
+            raise Failed(must("dflash-mlx", str(name), "usable", error.strerror or str(error), todo)) from error
         except KeyboardInterrupt:
             click.echo("Interrupted.", err=True)
             ctx.exit(EXIT_INTERRUPTED)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .render import note
-from .shared import DraftLength, Size, kv_bits_flag
+from .shared import DraftLength, OutFile, Seconds, Size, kv_bits_flag
 
 if TYPE_CHECKING:
     from ..pair import Pair
@@ -21,6 +21,12 @@ Examples:
   dflash-mlx bench report result.json other.json --out report
 """
 
+REPORT_EXAMPLES = """\b
+Examples:
+  dflash-mlx bench report bench.json
+  dflash-mlx bench report m4-max.json m3-ultra.json --out report
+"""
+
 
 @click.group(invoke_without_command=True, epilog=EXAMPLES, short_help="Measure plain and drafted decoding in turn.")
 @click.option("--model", metavar="FOLDER|HUB-ID", help="The target. Without it, the pocket pair.")
@@ -29,14 +35,14 @@ Examples:
 @click.option("--list", "list_suites", is_flag=True, help="List the suites and exit.")
 @click.option("--draft-length", "lengths", multiple=True, type=DraftLength(), help="To compare. [default: auto]")
 @click.option("--repeats", type=click.IntRange(1), default=3, show_default=True, help="Runs of each case in each mode.")
-@click.option("--cool-down", type=click.FloatRange(0), default=0.0, metavar="SECONDS", help="Rest before every run.")
+@click.option("--cool-down", type=Seconds(), default=0.0, metavar="SECONDS", help="Rest before every run.")
 @click.option("--energy", is_flag=True, help="Measure joules with powermetrics (a Mac, as root).")
 @click.option("--chip", metavar="NAME", help="The chip that you expect; another one is an error.")
 @click.option("--max-context", type=int, metavar="TOKENS", help="The context that memory is planned for.")
 @click.option("--max-memory", type=Size(), metavar="SIZE", help="Memory that may be used.")
 @click.option("--kernels", metavar="auto|stock|metal", help="Which kernels may serve.  [default: auto]")
 @kv_bits_flag
-@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), default=Path("bench.json"), show_default=True)
+@click.option("--out", type=OutFile(), default=Path("bench.json"), show_default=True, help="The result.")
 @click.option("--quiet", "-q", is_flag=True, help="Nothing on stderr but errors.")
 @click.pass_context
 def bench(ctx: click.Context, **flags: Any) -> None:
@@ -65,16 +71,17 @@ def _bench(flags: dict[str, Any]) -> None:
     from ..bench.manifest import manifest
     from ..bench.modes import modes
     from ..bench.power import check_energy
-    from ..bench.result import check_chip, make_result, write_result
+    from ..bench.result import check_chip, make_result, validator, write_result
     from ..bench.run import Bench
-    from ..bench.suites import read_suite
+    from ..bench.suites import read_suites
     from ..machine import chip
 
+    validator()
     check_chip(flags["chip"], chip())
     if flags["energy"]:
         check_energy()
     chosen = flags["suites"] or (("pocket",) if flags["model"] is None else ("prose", "breakout"))
-    suites = [read_suite(name) for name in chosen]
+    suites = read_suites(chosen)
     pairs = _load(flags)
     compared = modes(pairs, flags["lengths"] or ("auto",))
     facts = manifest({mode.name: mode.pair for mode in compared}, _plain(flags) | {"suites": list(chosen)})
@@ -99,7 +106,7 @@ def _load(flags: dict[str, Any]) -> list[Pair]:
 
     limits = {key: flags[key] for key in ("max_context", "max_memory", "kernels", "kv_bits") if flags[key] is not None}
     drafts = flags["draft"] or ("auto",)
-    first = load(flags["model"] or "pocket", drafts[0], **limits)
+    first = load("pocket" if flags["model"] is None else flags["model"], drafts[0], **limits)
     for line in first.notes:
         note(line, flags["quiet"])
     return [first, *(first.with_drafter(draft) for draft in drafts[1:])]
@@ -122,9 +129,10 @@ def _table(records: list[dict[str, Any]]) -> None:
     click.echo(summary_table(rows(records)))
 
 
-@bench.command(short_help="Draw results as one HTML page and Markdown.")
+@bench.command(epilog=REPORT_EXAMPLES, short_help="Draw results as one HTML page and Markdown.")
 @click.argument("results", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=Path("report"), show_default=True)
+@click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=Path("report"), show_default=True,
+              help="The folder for the two files.")
 def report(results: tuple[Path, ...], out: Path) -> None:
     """Make report.html (self-contained) and report.md from RESULTS, any number of files of `dflash-mlx bench`."""
     from ..bench.result import read_result

@@ -14,6 +14,7 @@ from ..round_log import TIMED_EVERY, write_rounds
 from .interrupt import Interrupts
 from .render import PrefillBar, TextWriter, note, summary_line
 from .shared import (
+    OutFile,
     generation_flags,
     generation_options,
     load_arguments,
@@ -45,7 +46,7 @@ Examples:
 @generation_flags
 @click.option(
     "--rounds",
-    type=click.Path(dir_okay=False, writable=True, path_type=Path),
+    type=OutFile(),
     metavar="FILE",
     help="Write every round as a JSON line: counts, tokens, times.",
 )

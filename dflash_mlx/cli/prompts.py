@@ -33,17 +33,24 @@ def prompt_flags(command: Callable[..., Any]) -> Callable[..., Any]:
 def prompts_of(texts: tuple[str, ...], file: Path | None) -> list[Any]:
     """All prompts that were given; where there were none, four lines of Python, which the pocket pair knows."""
     given: list[Any] = list(texts)
-    lines = file.read_text(encoding="utf-8").splitlines() if file else []
+    lines = _lines(file) if file else []
     for number, line in enumerate(lines, start=1):
         if line.strip():
             given.append(_parsed(line, f"line {number} of {file}"))
     return given or list(POCKET_PROMPTS)
 
 
+def _lines(file: Path) -> list[str]:
+    try:
+        return file.read_text(encoding="utf-8").split("\n")  # JSON may hold other line ends, such as U+2028
+    except UnicodeDecodeError as error:
+        raise InputError(must("prompts", str(file), "UTF-8 text", str(error), "Convert it first.")) from error
+
+
 def _parsed(line: str, where: str) -> Any:
     try:
         value = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(must("prompts", where, "JSON", str(error), "Write one JSON value a line.")) from error
     value = value.get("prompt", value.get("messages")) if isinstance(value, dict) else value
     if not value or not isinstance(value, (str, list)):

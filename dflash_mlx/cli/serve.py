@@ -9,7 +9,16 @@ import click
 from ..errors import DFlashError, must
 from ..server.hosts import is_loopback
 from .render import note
-from .shared import Size, generation_flags, generation_options, load_arguments, load_pair, model_flags, say_which
+from .shared import (
+    Seconds,
+    Size,
+    generation_flags,
+    generation_options,
+    load_arguments,
+    load_pair,
+    model_flags,
+    say_which,
+)
 
 EXAMPLES = """\b
 Examples:
@@ -31,7 +40,7 @@ EXTRA = ("starlette", "uvicorn", "llguidance")
 @click.option("--cache-memory", type=Size(), metavar="SIZE",
               help="Memory for the histories of earlier requests. Without it, a quarter of what is free.")  # fmt: skip
 @click.option("--max-body", type=Size(), default="32MiB", show_default=True, help="Largest request.")
-@click.option("--shutdown-seconds", type=click.FloatRange(0), default=20.0, show_default=True,
+@click.option("--shutdown-seconds", type=Seconds(), default=20.0, show_default=True,
               help="Time that requests have to finish after SIGTERM.")  # fmt: skip
 @model_flags
 @generation_flags

@@ -5,9 +5,12 @@ A flag that is not given is not passed on: the defaults and the limits stand in 
 
 from __future__ import annotations
 
+import math
+import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -56,6 +59,36 @@ class DraftLength(click.ParamType):
             return int(value)
         except ValueError:
             self.fail(f"{value!r} is neither 'auto' nor a number of tokens.", param, ctx)
+
+
+class OutFile(click.Path):
+    """A file to write: a place where that cannot be is refused before the work, not after it."""
+
+    def __init__(self) -> None:
+        super().__init__(dir_okay=False, writable=True, path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        """Give the path."""
+        path = Path(super().convert(value, param, ctx))
+        if not path.name:
+            self.fail(f"{str(value)!r} is no name of a file.", param, ctx)
+        folder = path.parent
+        if not path.exists() and not (folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)):
+            self.fail(f"{str(folder)!r} is no folder that may be written in.", param, ctx)
+        return path
+
+
+class Seconds(click.ParamType):
+    """A time that can be waited."""
+
+    name = "seconds"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Give the seconds."""
+        seconds: float = click.FLOAT.convert(value, param, ctx)
+        if not (math.isfinite(seconds) and seconds >= 0):  # click's ranges let nan pass
+            self.fail(f"{value!r} is no number of seconds.", param, ctx)
+        return seconds
 
 
 class LibraryOption(click.Option):
@@ -154,7 +187,7 @@ def load_arguments(flags: Mapping[str, Any]) -> dict[str, Any]:
     arguments = {name: value for name, value in arguments.items() if value is not None}
     if flags["no_draft"]:
         arguments["draft"] = None
-    return {"target": flags["model"] or "pocket"} | arguments
+    return {"target": "pocket" if flags["model"] is None else flags["model"]} | arguments
 
 
 def generation_options(flags: Mapping[str, Any]) -> dict[str, Any]:

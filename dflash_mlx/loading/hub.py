@@ -20,7 +20,7 @@ def resolve(name: str | Path) -> Path:
         CheckpointError: the hub cannot be reached and the cache does not hold the model, or it is not there.
     """
     path = Path(name).expanduser()
-    if path.is_dir():
+    if path.is_dir() and name != "":  # the path of an empty name is the folder at hand
         return path
     if isinstance(name, Path) or not HUB_ID.match(name):
         todo = "Check the spelling of the path."

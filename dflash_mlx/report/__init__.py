@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from ..whole_files import write_whole
 from .markdown import markdown
 from .page import page
 
@@ -14,5 +15,5 @@ def write_report(results: list[dict[str, Any]], folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / "report.html", folder / "report.md"]
     for path, text in zip(paths, (page(results), markdown(results)), strict=True):
-        path.write_text(text, encoding="utf-8")
+        write_whole(path, text)
     return paths

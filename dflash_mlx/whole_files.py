@@ -1,0 +1,34 @@
+"""Writes text files whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+from .errors import DFlashError, must
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file beside its place, then rename it; what is no plain file (a pipe, /dev/stdout) is written straight.
+
+    Raises:
+        DFlashError: the system refuses; a file of that name is as it was.
+    """
+    try:
+        if path.is_symlink() or (path.exists() and not path.is_file()):
+            path.write_text(text, encoding="utf-8")
+        else:
+            _replace(path, text)
+    except OSError as error:
+        todo = "Check the folder, its permissions and the room on the disk."
+        found = error.strerror or str(error)
+        raise DFlashError(must("write", str(path), "a file that can be written", found, todo)) from error
+
+
+def _replace(path: Path, text: str) -> None:
+    """A folder of its own for the new file: two runs do not meet there, and the file gets its usual permissions."""
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.", suffix=".part") as folder:
+        beside = Path(folder) / path.name
+        beside.write_text(text, encoding="utf-8")
+        os.replace(beside, path)
