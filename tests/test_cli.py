@@ -12,7 +12,7 @@ from dataclasses import fields
 
 import click
 import pytest
-from command import POCKET_LINE, PROMPT, run, start
+from command import POCKET_LINE, PROMPT, ROOT, run, start
 
 from dflash_mlx.cli import cli
 from dflash_mlx.cli.render import size, summary_line
@@ -55,11 +55,15 @@ class TestHelp:
         listed = re.findall(r"^  (\w+)  ", commands, re.MULTILINE)
         assert listed == ["bench", "chat", "convert", "doctor", "generate", "serve", "tune", "verify"]
 
-    @pytest.mark.parametrize("command", ["generate", "chat", "serve", "bench", "doctor", "convert"])
+    @pytest.mark.parametrize("command", [*cli.commands, "bench report"])
     def test_each_command_shows_examples(self, command: str) -> None:
-        result = run(command, "--help")
+        result = run(*command.split(), "--help")
         assert result.exit_code == 0
         assert f"Examples:\n    dflash-mlx {command}" in result.output
+
+    @pytest.mark.parametrize("command", [*cli.commands, "bench report"])
+    def test_the_page_on_the_command_line_says_where_each_command_writes(self, command: str) -> None:
+        assert f"| `{command}`" in (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
 
     def test_generate_has_a_flag_for_every_option_with_its_default(self) -> None:
         from dflash_mlx.options import Options

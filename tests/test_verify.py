@@ -140,3 +140,15 @@ def test_without_a_drafter_there_is_nothing_to_compare():
     result = run("verify", "--no-draft", "--quiet")
     assert result.exit_code == 2
     assert "[verify] the pair must be a target with a drafter but got a target alone" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(b"\xff\n", "must be UTF-8 text"), (b"[" * 100_000, "must be JSON"), (b"5", "must be a text")],
+    ids=["bytes", "deep", "number"],
+)
+def test_a_file_of_prompts_that_cannot_be_read_is_bad_input(tmp_path, content, message):
+    (tmp_path / "mine.jsonl").write_bytes(content)
+    done = run("verify", "--prompts", str(tmp_path / "mine.jsonl"))
+    assert done.exit_code == 2
+    assert message in done.stderr

@@ -69,7 +69,7 @@ class OutFile(click.Path):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
         """Give the path."""
-        path = Path(super().convert(value, param, ctx))
+        path = Path(os.fsdecode(super().convert(value, param, ctx)))
         if not path.name:
             self.fail(f"{str(value)!r} is no name of a file.", param, ctx)
         folder = path.parent
