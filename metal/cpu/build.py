@@ -39,7 +39,7 @@ X86_ROUNDING = [*("-Xclang", "-ffloat16-excess-precision=none"), *("-Xclang", "-
 UNDEFINED = "array-bounds,shift-base,shift-exponent,integer-divide-by-zero,float-cast-overflow"
 BUILDS = {
     "typecheck": [
-        *("-DMSL_TYPECHECK", "-fsyntax-only"),
+        "-DMSL_TYPECHECK",
         *("-Werror=return-type", "-Werror=vla-extension"),
         *("-Werror=uninitialized", "-Werror=sometimes-uninitialized", "-Werror=conditional-uninitialized"),
     ],
@@ -120,7 +120,12 @@ def typecheck(text: str) -> str:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "unit.cpp"
         file.write_text(text)
-        return run([*compiler.command, *LANGUAGE, *COMMON, *processor(compiler), *BUILDS["typecheck"], str(file)])
+        wanted = ["-fsyntax-only"]
+        if compiler.zig:  # it looks for an output even where only the syntax is wanted, and adds a -c of its own
+            text_of_it = str(file.with_suffix(".ll"))
+            wanted = ["-S", "-emit-llvm", "-o", text_of_it, "-Wno-unused-command-line-argument"]
+        flags = [*LANGUAGE, *COMMON, *processor(compiler), *BUILDS["typecheck"], *wanted]
+        return run([*compiler.command, *flags, str(file)])
 
 
 def compiled(text: str, build: str) -> Path:
