@@ -12,7 +12,7 @@ from ..whole_files import write_whole
 
 FORMAT = "dflash-mlx-bench-1"
 SCHEMA = "bench/result.schema.json"
-EXTRA = "Install it: pip install 'dflash-mlx-muse[bench]'."
+EXTRA = "Install it: pip install '.[bench]' from a checkout."
 
 
 def make_result(

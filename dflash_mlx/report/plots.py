@@ -25,7 +25,7 @@ COLOURS = (
     "#4aa3a3",
     "#a06a45",
 )  # readable on both grounds
-EXTRA = "Install it: pip install 'dflash-mlx-muse[bench]'."
+EXTRA = "Install it: pip install '.[bench]' from a checkout."
 Records = Sequence[dict[str, Any]]
 
 
