@@ -21,9 +21,9 @@ PACKAGE = Path(dflash_mlx.__file__).parent
 # The modules that a round runs through: in them nobody waits but the one function that counts.
 ON_THE_PATH = (
     "round.py", "state.py", "prefill.py", "stream.py", "session.py", "choice.py", "cache.py", "rows.py", "output.py",
-    "text.py", "checkpoint.py", "noise.py", "filters.py", "processors.py", "slots.py", "models/dflash.py", "models/dflash2.py",
-    "models/muse_glimmer.py", "models/layers.py", "kernels/serving.py", "kernels/block_attention.py",
-    "kernels/launch.py", "kernels/feature_fusion.py",
+    "text.py", "checkpoint.py", "noise.py", "filters.py", "processors.py", "slots.py", "models/dflash.py",
+    "models/dflash2.py", "models/muse_glimmer.py", "models/layers.py", "kernels/serving.py",
+    "kernels/block_attention.py", "kernels/launch.py", "kernels/feature_fusion.py",
 )  # fmt: skip
 READER = {("state.py", "HostReads.read", "mx.eval"), ("state.py", "HostReads.read", ".tolist")}
 ON_HOST = {("processors.py", "Processors._tokens", "np.array")}  # of a history that is on the host already
