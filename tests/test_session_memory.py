@@ -44,7 +44,7 @@ def test_nothing_is_copied_while_the_rings_hold_everything(pair):
     assert session.generate(session.tokens[:3], max_tokens=4).stats.reused_tokens == 2
 
 
-@pytest.mark.parametrize("length", [0, 4])
+@pytest.mark.parametrize("length", [4, pytest.param(0, marks=pytest.mark.slow)])
 def test_memory_is_flat_over_many_turns(length, pair):
     """Thirty turns within one growth of the full layers' buffers: at most four checkpoints, nothing else is kept."""
     session, sizes, peaks = Session(pair), [], []
