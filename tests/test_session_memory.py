@@ -58,7 +58,8 @@ def test_memory_is_flat_over_many_turns(length, pair):
         assert len(session._state.checkpoints.points) <= 4
         assert session._state.checkpoints.nbytes <= 4 * (TARGET + DRAFTER)
     assert max(sizes[8:]) <= max(sizes[:8]) + 4096
-    assert max(peaks[8:]) <= max(peaks[:8]) + 4096
+    # What is in flight at once depends on the moment; rows of one kept turn would be as much each turn, 22 times.
+    assert max(peaks[8:]) <= max(peaks[:8]) + 16384
 
 
 def test_the_checkpoint_goes_that_is_nearest_to_the_one_before_it():
