@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from importlib import metadata
@@ -16,6 +14,7 @@ from platformdirs import user_cache_path
 
 from .machine import chip, gpu_cores, memory_bytes, system
 from .resources import DISTRIBUTION
+from .whole_files import replace_whole
 
 FILE = "tuned.json"
 
@@ -82,14 +81,7 @@ def write_tuned(target: Path, drafter: Path, tuned: Tuned) -> Path:
     file = path()
     text = json.dumps(dict(_read()) | {key_of(target, drafter): asdict(tuned)}, indent=1)
     file.parent.mkdir(parents=True, exist_ok=True)
-    number, name = tempfile.mkstemp(prefix=FILE, dir=file.parent)
-    try:
-        with os.fdopen(number, "w", encoding="utf-8") as beside:
-            beside.write(text)
-        os.replace(name, file)
-    except BaseException:
-        os.unlink(name)
-        raise
+    replace_whole(file, text)
     return file
 
 

@@ -19,15 +19,21 @@ def write_whole(path: Path, text: str) -> None:
         if path.is_symlink() or (path.exists() and not path.is_file()):
             path.write_text(text, encoding="utf-8")
         else:
-            _replace(path, text)
+            replace_whole(path, text)
     except OSError as error:
         todo = "Check the folder, its permissions and the room on the disk."
         found = error.strerror or str(error)
         raise DFlashError(must("write", str(path), "a file that can be written", found, todo)) from error
 
 
-def _replace(path: Path, text: str) -> None:
-    """A folder of its own for the new file: two runs do not meet there, and the file gets its usual permissions."""
+def replace_whole(path: Path, text: str) -> None:
+    """Put a plain file in a path's place, all of it at once.
+
+    It is written in a folder of its own: two runs do not meet there, and the file gets its usual permissions.
+
+    Raises:
+        OSError: the system refuses; a file of that name is as it was.
+    """
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.", suffix=".part") as folder:
         beside = Path(folder) / path.name
         beside.write_text(text, encoding="utf-8")

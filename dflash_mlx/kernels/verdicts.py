@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import tempfile
 from collections.abc import Mapping
 from functools import cache
 from importlib import metadata
@@ -20,6 +18,7 @@ from platformdirs import user_cache_path
 
 from ..machine import chip, system
 from ..resources import DISTRIBUTION, PACKAGE_FOLDER, find
+from ..whole_files import replace_whole
 from .qualify import Verdict
 
 FILE = "kernels.json"
@@ -67,14 +66,7 @@ class Verdicts:
         text = json.dumps({"facts": facts(), "verdicts": [verdict.as_data() for verdict in kept.values()]}, indent=1)
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            number, name = tempfile.mkstemp(prefix=FILE, dir=self.path.parent)
-            try:
-                with os.fdopen(number, "w", encoding="utf-8") as file:
-                    file.write(text)
-                os.replace(name, self.path)
-            except BaseException:
-                os.unlink(name)
-                raise
+            replace_whole(self.path, text)
         except OSError as error:
             return f"{error.strerror or error} ({self.path})"
         return ""
