@@ -292,8 +292,8 @@ class Engine:
         counts = self._counts
         counts[ending] += 1
         counts["rounds"] += len(stats.rounds)
-        counts["drafted_tokens"] += sum(round_.drafted for round_ in stats.rounds)
-        counts["accepted_tokens"] += sum(round_.accepted for round_ in stats.rounds)
+        counts["drafted_tokens"] += stats.drafted_tokens
+        counts["accepted_tokens"] += stats.accepted_tokens
         counts["prompt_tokens"] += stats.prompt_tokens
         counts["reused_tokens"] += stats.reused_tokens
         counts["generated_tokens"] += stats.generated_tokens

@@ -80,10 +80,20 @@ class Stats:
         return [round_ for round_ in self.rounds if round_.drafted]
 
     @property
+    def drafted_tokens(self) -> int:
+        """Tokens drafted in all rounds."""
+        return sum(round_.drafted for round_ in self.rounds)
+
+    @property
+    def accepted_tokens(self) -> int:
+        """Of these, how many were kept."""
+        return sum(round_.accepted for round_ in self.rounds)
+
+    @property
     def mean_accepted(self) -> float:
         """Drafted tokens accepted per drafted round; 0 where nothing was drafted."""
         drafted = self._drafted_rounds
-        return sum(round_.accepted for round_ in drafted) / len(drafted) if drafted else 0.0
+        return self.accepted_tokens / len(drafted) if drafted else 0.0
 
     @property
     def mean_length(self) -> float:
@@ -94,8 +104,8 @@ class Stats:
     @property
     def acceptance_rate(self) -> float:
         """Accepted over drafted tokens, 0 to 1; 0 where nothing was drafted."""
-        drafted = sum(round_.drafted for round_ in self.rounds)
-        return sum(round_.accepted for round_ in self.rounds) / drafted if drafted else 0.0
+        drafted = self.drafted_tokens
+        return self.accepted_tokens / drafted if drafted else 0.0
 
     def to_dict(self) -> dict[str, Any]:
         """All fields and the three means, ready for JSON."""

@@ -109,13 +109,12 @@ def _stats(talk: Conversation) -> str:
     if last is None:
         return held
     stats = last.stats
-    drafts = sum(round_.drafted for round_ in stats.rounds)
-    accepted = sum(round_.accepted for round_ in stats.rounds)
     return "\n".join(
         [
             summary_line(last),
             f"prompt {stats.prompt_tokens} tokens, {stats.reused_tokens} of them reused{SEPARATOR}"
-            f"{len(stats.rounds)} rounds, {accepted} of {drafts} drafts accepted{SEPARATOR}seed {stats.seed}",
+            f"{len(stats.rounds)} rounds, {stats.accepted_tokens} of {stats.drafted_tokens} drafts accepted{SEPARATOR}"
+            f"seed {stats.seed}",
             f"{held}{SEPARATOR}memory planned {size(session.pair.plan.total)}",
         ]
     )

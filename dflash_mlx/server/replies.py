@@ -136,8 +136,8 @@ def _speculation(stats: Stats) -> dict[str, Any]:
     return {
         "speculation": stats.speculation,
         "rounds": len(stats.rounds),
-        "drafted": sum(round_.drafted for round_ in stats.rounds),
-        "accepted": sum(round_.accepted for round_ in stats.rounds),
+        "drafted": stats.drafted_tokens,
+        "accepted": stats.accepted_tokens,
         "mean_accepted": stats.mean_accepted,
         "mean_length": stats.mean_length,
         "generated_tokens_per_s": stats.generated_tokens_per_s,
