@@ -103,7 +103,7 @@ class Sizes:
             parts["a full layer made wide"] = numbers * _widening(self.item)
         if drafter:
             held = cache_row_bytes(drafter, self.item) * drafter.num_layers
-            parts["drafter's rings"] = held * ring_rows(drafter.window)
+            parts["drafter's rings"] = drafter_rings(drafter, self.item)
             parts["drafter's checkpoints"] = held * _checkpoint_rows(drafter.window, context)
             parts["taps"] = 2 * step * len(drafter.taps) * target.hidden_size * self.item
         return parts
@@ -124,8 +124,7 @@ def _checkpoint_rows(window: int, context: int) -> int:
 
 def drafter_rings(drafter: DrafterConfig, item: int) -> int:
     """Bytes of a drafter's context, for cached numbers of `item` bytes."""
-    row = 2 * drafter.num_kv_heads * drafter.head_dim * item
-    return row * drafter.num_layers * ring_rows(drafter.window)
+    return cache_row_bytes(drafter, item) * drafter.num_layers * ring_rows(drafter.window)
 
 
 def machine_limit() -> int:
