@@ -6,7 +6,7 @@ may round differently, and where two tokens are nearly equal the texts may part:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from .session import Session
 from .text import Prompt, encode
 
 ROUNDINGS = 2  # steps of the activations' dtype at the size of the best score: a margin of so many is a near-tie
+SCORED_ROWS = 64  # whose logits are held at once
 SEED = 7  # of sampled comparisons where none is given
 EPSILON = {mx.float32: 2**-23, mx.float16: 2**-10, mx.bfloat16: 2**-7}
 
@@ -66,10 +67,25 @@ def compare(pair: Pair, prompt: Prompt, draft_lengths: Sequence[int | str], **op
         draft_lengths: numbers, or "auto".
         options: of `generate`: a temperature, filters, a seed, `max_tokens`. No penalties and no bias.
     """
-    options = _seeded(options)
-    ids, name = encode(pair.tokenizer, prompt), prompt if isinstance(prompt, str) else repr(prompt)
-    plain = Session(pair).generate(ids, **options, draft_length=0).tokens
-    found = []
+    options, ids = _seeded(options), encode(pair.tokenizer, prompt)
+    return _differences(pair, prompt, ids, _plain(pair, ids, options), draft_lengths, options)
+
+
+def _plain(pair: Pair, ids: Sequence[int], options: Mapping[str, Any]) -> list[int]:
+    """The plain text's tokens."""
+    return Session(pair).generate(ids, **options, draft_length=0).tokens
+
+
+def _differences(
+    pair: Pair,
+    prompt: Prompt,
+    ids: Sequence[int],
+    plain: Sequence[int],
+    draft_lengths: Sequence[int | str],
+    options: Mapping[str, Any],
+) -> list[Comparison]:
+    """Decode `ids` with each draft length, and compare with the plain text."""
+    found, name = [], prompt if isinstance(prompt, str) else repr(prompt)
     for length in draft_lengths:
         drafted = Session(pair).generate(ids, **options, draft_length=length).tokens
         place = first_difference(plain, drafted)
@@ -86,19 +102,26 @@ def compare(pair: Pair, prompt: Prompt, draft_lengths: Sequence[int | str], **op
 
 def near_ties(pair: Pair, prompt: Sequence[int], tokens: Sequence[int]) -> int:
     """How many of the tokens that followed a prompt were greedy choices between two nearly equal logits."""
-    count, cache = 0, TargetCache(pair.target.config, pair.dtype, pair.max_context)
-    history, step = [*prompt, *tokens], min(64, cache.max_rows)
-    for begin in range(0, len(history) - 1, step):
-        piece = history[begin : min(begin + step, len(history) - 1)]
-        scored = min(len(piece), max(0, begin + len(piece) - len(prompt) + 1))
+    count = 0
+    for logits in _logits(pair, [*prompt, *tokens][:-1], len(prompt) - 1):
+        best = mx.topk(logits, 2)
+        margin = mx.abs(best[:, 0] - best[:, 1])
+        count += int(mx.sum(margin <= _rounding(pair) * mx.abs(best).max(axis=1)))
+    return count
+
+
+def _logits(pair: Pair, history: Sequence[int], first: int) -> Iterator[mx.array]:
+    """Logits [M, V] after the tokens of a history from number `first` on, some rows at a time."""
+    cache = TargetCache(pair.target.config, pair.dtype, pair.max_context)
+    while cache.offset < len(history):
+        begin, before = cache.offset, first - cache.offset
+        piece = list(history[begin : begin + min(cache.max_rows, before if before > 0 else SCORED_ROWS)])
+        scored = 0 if before > 0 else len(piece)
         logits = pair.target(mx.array(piece, dtype=mx.uint32), [Part(cache, len(piece), scored)]).logits
         cache.advance(len(piece))
         mx.eval(cache.arrays)
         if logits is not None:
-            best = mx.topk(logits, 2)
-            margin = mx.abs(best[:, 0] - best[:, 1])
-            count += int(mx.sum(margin <= _rounding(pair) * mx.abs(best).max(axis=1)))
-    return count
+            yield logits
 
 
 def verify(pair: Pair, prompts: Sequence[Prompt], draft_lengths: Sequence[int | str], **options: Any) -> dict[str, Any]:
@@ -110,10 +133,11 @@ def verify(pair: Pair, prompts: Sequence[Prompt], draft_lengths: Sequence[int | 
     options = _seeded(options)
     comparisons, ties = [], 0
     for prompt in prompts:
-        comparisons += compare(pair, prompt, draft_lengths, **options)
+        ids = encode(pair.tokenizer, prompt)
+        plain = _plain(pair, ids, options)
+        comparisons += _differences(pair, prompt, ids, plain, draft_lengths, options)
         if not options.get("temperature"):
-            ids = encode(pair.tokenizer, prompt)
-            ties += near_ties(pair, ids, Session(pair).generate(ids, **options, draft_length=0).tokens)
+            ties += near_ties(pair, ids, plain)
     differing = [each for each in comparisons if not each.equal]
     return {
         "runs": len(comparisons),
@@ -140,15 +164,7 @@ def _margin(
     pair: Pair, history: Sequence[int], tokens: tuple[int, int], options: Mapping[str, Any]
 ) -> tuple[float, bool]:
     """The first token's score above the second's after `history`, and whether that is a near-tie."""
-    cache = TargetCache(pair.target.config, pair.dtype, pair.max_context)
-    logits = None
-    for begin in range(0, len(history), cache.max_rows):
-        piece = list(history[begin : begin + cache.max_rows])
-        last = begin + len(piece) == len(history)
-        logits = pair.target(mx.array(piece, dtype=mx.uint32), [Part(cache, len(piece), int(last))]).logits
-        cache.advance(len(piece))
-        mx.eval(cache.arrays)
-    assert logits is not None
+    [logits] = _logits(pair, history, len(history) - 1)
     scores, temperature = logits[0], options.get("temperature") or 0
     bound = _rounding(pair) * float(mx.abs(scores).max())
     if temperature:
