@@ -47,6 +47,7 @@ class Pair:
         notes: one line for each thing that the user should know about how the pair was loaded.
         name: the target as it was given to `load`.
         kernel_choice, kv_bits: as they were given to `load`.
+        tuned: what `dflash-mlx tune` found for this pair on this machine, if it was run.
     """
 
     target: MuseGlimmer
@@ -62,6 +63,7 @@ class Pair:
     name: str = ""
     kernel_choice: str = AUTO
     kv_bits: int | None = None
+    tuned: Tuned | None = None
 
     @property
     def max_context(self) -> int:
@@ -72,24 +74,24 @@ class Pair:
         """Slots of the drafter's block, the anchor's included; 1 without a drafter."""
         return self.drafter.config.block_size if self.drafter else 1
 
+    @property
+    def costs(self) -> Costs:
+        """Counts the work of this pair's rounds."""
+        parts, drafter = self.plan.parts, self.drafter.config if self.drafter else None
+        stored = parts["target weights"], parts.get("drafter weights", 0)
+        counted = Costs.of_files(self.target.config, drafter, *stored, self.dtype.size)
+        return replace(counted, kv_bits=self.kv_bits)
+
     @cached_property
     def experience(self) -> Experience:
         """What this pair's sessions have learned of their rounds on this machine, for the automatic draft length."""
         assert self.drafter is not None
-        target, drafter, parts = self.target.config, self.drafter.config, self.plan.parts
-        stored = parts["target weights"], parts["drafter weights"]
-        costs = replace(Costs.of_files(target, drafter, *stored, self.dtype.size), kv_bits=self.kv_bits)
-        guess, tuned = first_guess(costs, drafter.runtime_block_size - 1), self._tuned
+        guess, tuned = first_guess(self.costs, self.drafter.config.runtime_block_size - 1), self.tuned
         if tuned is None:
             return Experience(guess)
         for length, context, seconds in tuned.rounds:
             guess.saw(length, context, 1, seconds)
         return Experience(guess, tuned.acceptance)
-
-    @cached_property
-    def _tuned(self) -> Tuned | None:
-        """What `dflash-mlx tune` found for this pair on this machine."""
-        return read_tuned(self.target_path, self.drafter_path) if self.drafter_path else None
 
     @property
     def drafter_kind(self) -> str | None:
@@ -98,7 +100,7 @@ class Pair:
 
     def without_drafter(self) -> Pair:
         """The same target for plain decoding: no drafter work at all."""
-        return replace(self, drafter=None, drafter_path=None, plan=self.plan.without_drafter())
+        return replace(self, drafter=None, drafter_path=None, plan=self.plan.without_drafter(), tuned=None)
 
     def with_drafter(self, draft: str | Path) -> Pair:
         """The same target, which is not loaded again, with another drafter.
@@ -123,7 +125,13 @@ class Pair:
         drafter = _drafter(found, notes, serving.kernels)
         _prove(self.target, drafter, self.dtype)
         return replace(
-            self, drafter=drafter, drafter_path=path, plan=plan, kernels=serving.operations, notes=tuple(notes)
+            self,
+            drafter=drafter,
+            drafter_path=path,
+            plan=plan,
+            kernels=serving.operations,
+            notes=tuple(notes),
+            tuned=read_tuned(self.target_path, path),
         )
 
 
@@ -193,6 +201,7 @@ def load(
         name=str(target),
         kernel_choice=kernels,
         kv_bits=kv_bits,
+        tuned=tuned,
     )
 
 

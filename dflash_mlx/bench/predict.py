@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import accumulate
 
 from ..chips import find_chip
-from ..costs import Costs, Speeds
+from ..costs import Speeds
 from ..machine import chip, gpu_cores
 from ..pair import Pair
 from ..stats import Stats
@@ -20,13 +19,7 @@ class Predictor:
     def __init__(self, pair: Pair):
         found = find_chip(chip(), gpu_cores())
         self._speeds = Speeds.of(found) if found else None
-        sizes = [
-            sum(file.stat().st_size for file in folder.glob("*.safetensors")) if folder else 0
-            for folder in (pair.target_path, pair.drafter_path)
-        ]
-        drafter = pair.drafter.config if pair.drafter else None
-        costs = Costs.of_files(pair.target.config, drafter, sizes[0], sizes[1], pair.dtype.size)
-        self._costs = replace(costs, kv_bits=pair.kv_bits)
+        self._costs = pair.costs
 
     def tokens_per_s(self, stats: Stats) -> float | None:
         """Give committed tokens per predicted second, for the rounds as they were drafted and accepted."""
