@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .render import note
-from .shared import DraftLength, OutFile, Seconds, Size, kv_bits_flag
+from .shared import DraftLength, OutFile, Seconds, limit_flags, load_arguments, load_pair
 
 if TYPE_CHECKING:
     from ..pair import Pair
@@ -38,10 +38,7 @@ Examples:
 @click.option("--cool-down", type=Seconds(), default=0.0, metavar="SECONDS", help="Rest before every run.")
 @click.option("--energy", is_flag=True, help="Measure joules with powermetrics (a Mac, as root).")
 @click.option("--chip", metavar="NAME", help="The chip that you expect; another one is an error.")
-@click.option("--max-context", type=int, metavar="TOKENS", help="The context that memory is planned for.")
-@click.option("--max-memory", type=Size(), metavar="SIZE", help="Memory that may be used.")
-@click.option("--kernels", metavar="auto|stock|metal", help="Which kernels may serve.  [default: auto]")
-@kv_bits_flag
+@limit_flags
 @click.option("--out", type=OutFile(), default=Path("bench.json"), show_default=True, help="The result.")
 @click.option("--quiet", "-q", is_flag=True, help="Nothing on stderr but errors.")
 @click.pass_context
@@ -102,13 +99,8 @@ def _bench(flags: dict[str, Any]) -> None:
 
 def _load(flags: dict[str, Any]) -> list[Pair]:
     """Load the target once, with each drafter."""
-    from .. import load
-
-    limits = {key: flags[key] for key in ("max_context", "max_memory", "kernels", "kv_bits") if flags[key] is not None}
     drafts = flags["draft"] or ("auto",)
-    first = load("pocket" if flags["model"] is None else flags["model"], drafts[0], **limits)
-    for line in first.notes:
-        note(line, flags["quiet"])
+    first = load_pair(load_arguments(flags | {"draft": drafts[0], "no_draft": False}), flags["quiet"])
     return [first, *(first.with_drafter(draft) for draft in drafts[1:])]
 
 

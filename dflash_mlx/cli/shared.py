@@ -105,13 +105,31 @@ class LibraryOption(click.Option):
         return extra
 
 
-kv_bits_flag = click.option(
-    "--kv-bits",
-    type=int,
-    metavar="8",
-    help="Bits of the full layers' keys and values: 8 takes about half the memory, at some loss of accuracy. "
-    "Without it, the model's own type.",
-)
+def limit_flags(command: Command) -> Command:
+    """Add the flags that say into how much memory a pair is loaded, and what may serve it."""
+    return _add(
+        command,
+        click.option(
+            "--max-context",
+            type=int,
+            metavar="TOKENS",
+            help="The context that memory is planned for. Without it, what fits, at most the model's own.",
+        ),
+        click.option(
+            "--max-memory",
+            type=Size(),
+            metavar="SIZE",
+            help="Memory that may be used: 24GB, 512MiB, or bytes. Without it, what the machine recommends.",
+        ),
+        click.option("--kernels", metavar="auto|stock|metal", help="Which kernels may serve.  [default: auto]"),
+        click.option(
+            "--kv-bits",
+            type=int,
+            metavar="8",
+            help="Bits of the full layers' keys and values: 8 takes about half the memory, at some loss of accuracy. "
+            "Without it, the model's own type.",
+        ),
+    )
 
 
 def model_flags(command: Command) -> Command:
@@ -130,20 +148,7 @@ def model_flags(command: Command) -> Command:
             "of a known target; models/known.toml lists them.",
         ),
         click.option("--no-draft", is_flag=True, help="Decode plainly, with the target alone."),
-        click.option(
-            "--max-context",
-            type=int,
-            metavar="TOKENS",
-            help="The context that memory is planned for. Without it, what fits, at most the model's own.",
-        ),
-        click.option(
-            "--max-memory",
-            type=Size(),
-            metavar="SIZE",
-            help="Memory that may be used: 24GB, 512MiB, or bytes. Without it, what the machine recommends.",
-        ),
-        click.option("--kernels", metavar="auto|stock|metal", help="Which kernels may serve.  [default: auto]"),
-        kv_bits_flag,
+        limit_flags,
     )
 
 
