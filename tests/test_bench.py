@@ -9,8 +9,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import command
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
+from small_suite import SUITE
 
 from dflash_mlx import DFlashError, generate, load
 from dflash_mlx.bench.modes import Mode, modes
@@ -20,28 +22,10 @@ from dflash_mlx.bench.result import read_result, validate
 from dflash_mlx.bench.run import Bench, check_label
 from dflash_mlx.bench.suites import filling
 from dflash_mlx.bench.summary import acceptance_by_position, rows
-from dflash_mlx.cli import cli
-
-SUITE = """
-name = "small"
-about = "two turns and a text"
-rebuilds = "nothing"
-max_tokens = 12
-reasoning = "low"
-[[case]]
-name = "talk"
-turns = ["Write a function read_line.", "Add a docstring."]
-[[case]]
-name = "text"
-text = "def read_lines(path):"
-[[case]]
-name = "long"
-fill_tokens = 8192
-"""
 
 
 def run(*arguments: str) -> Result:
-    return CliRunner().invoke(cli, ["bench", *arguments])
+    return command.run("bench", *arguments)
 
 
 @pytest.fixture(scope="module")

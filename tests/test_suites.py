@@ -6,26 +6,10 @@ from pathlib import Path
 
 import pytest
 from command import run
+from small_suite import SUITE
 
 from dflash_mlx import DFlashError, InputError
 from dflash_mlx.bench.suites import parse_suite, read_suite, suite_names
-
-SUITE = """
-name = "small"
-about = "a conversation, a text and a filling"
-rebuilds = "nothing"
-max_tokens = 12
-reasoning = "low"
-[[case]]
-name = "talk"
-turns = ["Write a function.", "Add a docstring."]
-[[case]]
-name = "text"
-text = "def read_lines(path):"
-[[case]]
-name = "long"
-fill_tokens = 8192
-"""
 
 
 def test_every_suite_that_ships_is_readable_and_says_what_it_rebuilds() -> None:
