@@ -161,10 +161,13 @@ def load(
         CheckpointError: a config, tensor or file cannot be used; nothing stays loaded.
     """
     check_choice(kernels)
+    _check_limits(max_context, max_memory, kv_bits)
     notes: list[str] = []
     target_path, drafter_path = _paths(target, draft, notes)
     checkpoint, config = read_target(target_path)
-    _check_kv_bits(kv_bits, config)
+    if kv_bits and not kv_group(config.head_dim):
+        expected = f"left out for a head size of {config.head_dim}"
+        raise InputError(must("load", "kv_bits", expected, kv_bits, "Groups are of 64 or of 32 numbers of a head."))
     found = read_drafter(drafter_path, config) if drafter_path else None
     sizes = Sizes(
         config,
@@ -216,16 +219,17 @@ def _drafter(found: tuple[Checkpoint, DrafterConfig], notes: list[str], kernels:
     return drafter
 
 
-def _check_kv_bits(kv_bits: int | None, config: TargetConfig) -> None:
-    """It is nothing or 8, and the heads can be quantised."""
-    if kv_bits is None:
-        return
-    if type(kv_bits) is not int or kv_bits != KV_BITS:
+def _check_limits(max_context: int | None, max_memory: int | None, kv_bits: int | None) -> None:
+    """What can be said of them before a model is looked for, which may be a download."""
+    if kv_bits is not None and (type(kv_bits) is not int or kv_bits != KV_BITS):
         todo = "Leave it out to keep the cache in the model's own type."
         raise InputError(must("load", "kv_bits", f"{KV_BITS}", repr(kv_bits), todo))
-    if not kv_group(config.head_dim):
-        expected = f"left out for a head size of {config.head_dim}"
-        raise InputError(must("load", "kv_bits", expected, kv_bits, "Groups are of 64 or of 32 numbers of a head."))
+    for name, value, todo in (
+        ("max_context", max_context, "Leave it out to take what fits."),
+        ("max_memory", max_memory, "Leave it out to take what the machine recommends."),
+    ):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            raise InputError(must("load", name, "an integer of at least 1", repr(value), todo))
 
 
 def _kernels(

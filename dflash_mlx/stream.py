@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import mlx.core as mx
 
@@ -19,7 +20,7 @@ from .prefill import Progress, reuse
 from .round import Work, step
 from .state import HostReads, State
 from .stats import Chunk, Generation, Round, Stats
-from .text import TextStream
+from .text import Prompt, TextStream, encode
 
 
 class Stream:
@@ -164,19 +165,40 @@ def advance(streams: Sequence[Stream], work: Sequence[Work], reads: HostReads) -
     return found
 
 
-def check_request(pair: Pair, tokens: Sequence[int], options: Options, choice_index: int = 0) -> None:
-    """The prompt and the options fit this pair.
+def check_requests(
+    pair: Pair, prompts: Sequence[Prompt], draft_lengths: Sequence[int | str], options: Mapping[str, Any]
+) -> list[list[int]]:
+    """Token ids of prompts that will be decoded with several draft lengths: what is wrong is told before the first.
+
+    Args:
+        prompts, draft_lengths, options: as for `generate`.
+    Raises:
+        InputError: one of them does not fit this pair.
+    """
+    asked = [Options.of({**options, "draft_length": length}) for length in draft_lengths]
+    found = []
+    for number, prompt in enumerate(prompts, start=1):
+        found.append(encode(pair.tokenizer, prompt))
+        for each in asked:
+            check_request(pair, found[-1], each, name="prompt" if len(prompts) == 1 else f"prompt {number}")
+    return found
+
+
+def check_request(
+    pair: Pair, tokens: Sequence[int], options: Options, choice_index: int = 0, name: str = "prompt"
+) -> None:
+    """The prompt and the options fit this pair; `name` is the prompt's in messages.
 
     Raises:
         InputError: they do not; it says what would.
     """
     vocab, context = pair.target.config.vocab_size, pair.max_context
     if not tokens:
-        raise InputError(must("generate", "prompt", "at least one token", "none", "Give some text."))
+        raise InputError(must("generate", name, "at least one token", "none", "Give some text."))
     wrong = next((token for token in tokens if not 0 <= token < vocab), None)
     if wrong is not None:
         todo = "Another model's tokenizer was used."
-        raise InputError(must("generate", "prompt", f"tokens between 0 and {vocab - 1}", wrong, todo))
+        raise InputError(must("generate", name, f"tokens between 0 and {vocab - 1}", wrong, todo))
     wrong = next((token for token in options.logit_bias or {} if not 0 <= token < vocab), None)
     if wrong is not None:
         raise InputError(must("generate", "logit_bias", f"for tokens below {vocab}", wrong, "Correct the id."))
@@ -185,7 +207,7 @@ def check_request(pair: Pair, tokens: Sequence[int], options: Options, choice_in
         raise InputError(must("generate", "logit_bias", "above -inf for some token", "-inf for all", todo))
     if len(tokens) > context:
         todo = "Shorten it, or load with a larger max_context."
-        raise InputError(must("generate", "prompt", f"at most {context} tokens", len(tokens), todo))
+        raise InputError(must("generate", name, f"at most {context} tokens", len(tokens), todo))
     if options.stops and pair.tokenizer is None:
         todo = "The model's folder has no tokenizer."
         raise InputError(must("generate", "stop", "empty without a tokenizer", options.stops, todo))

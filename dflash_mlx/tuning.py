@@ -9,19 +9,23 @@ from __future__ import annotations
 
 import random
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import date
 from typing import Any
 
+from .errors import InputError, must
 from .pair import Pair
 from .session import Session
 from .stats import Round
-from .text import Prompt, encode
+from .stream import check_requests
+from .text import Prompt
 from .tuned import Tuned
 
 CACHES_BYTES = 200_000_000  # more than any chip's last cache
 KEPT_ROUNDS = 7  # of a length and context, for `load` to start from
+CONTEXTS = (512, 4096, 16384)  # tokens at which rounds are timed where none are asked for
+SPARE = 6  # tokens generated at a context besides the longest draft: some rounds of each length
 Said = Callable[[str], None]
 
 
@@ -53,13 +57,29 @@ def lengths_of(pair: Pair) -> list[int]:
     return [length for length in (*range(9), 10, 12, 15) if length < most] + [most]
 
 
+def _contexts(pair: Pair, asked: Sequence[int] | None, longest: int, say: Said) -> list[int]:
+    """Where rounds are timed: what was asked for, or what fits of the usual ones."""
+    most = pair.max_context - longest - SPARE
+    if asked is None:
+        for context in (context for context in CONTEXTS if context > most):
+            say(f"left out rounds at {context} tokens of context: the pair holds {pair.max_context}")
+        return [context for context in CONTEXTS if context <= most]
+    for context in asked:
+        if not 1 <= context <= most:
+            held, model = pair.max_context, pair.target.config.max_position
+            expected = f"between 1 and {most} ({held} that the pair holds, less {longest + SPARE} that are generated)"
+            todo = f"Ask for less, or load with a larger max_context (--max-context), at most the model's {model}."
+            raise InputError(must("tune", "context", expected, context, todo if held < model else "Ask for less."))
+    return sorted(set(asked))
+
+
 def tune(
     pair: Pair,
     prompts: Sequence[Prompt],
     *,
     max_tokens: int = 128,
     repeats: int = 2,
-    contexts: Sequence[int] = (512, 4096, 16384),
+    contexts: Sequence[int] | None = None,
     lengths: Sequence[int] | None = None,
     say: Said = lambda _line: None,
     **options: Any,
@@ -69,27 +89,36 @@ def tune(
     Args:
         pair: with a drafter.
         prompts: what the pair is used for.
-        max_tokens: of each text.
+        max_tokens: of each text, at least 2: the first comes from the prompt, without a round.
         repeats: times that each length runs on each prompt and at each context.
-        contexts: tokens of context at which rounds are timed besides; those that do not fit are left out.
+        contexts: tokens of context at which rounds are timed besides; default those of `CONTEXTS` that fit.
         lengths: draft lengths; default `lengths_of`.
         say: takes a line when a part is done.
         options: of `generate`: a temperature, a seed.
     Returns:
         A report, plain data ready for JSON, and what `load` should start from.
+    Raises:
+        InputError: a prompt, a context, a length or an option does not fit the pair: told before anything is measured;
+            or every text ended with its first token.
     """
+    if max_tokens < 2:
+        raise InputError(must("tune", "max_tokens", "at least 2", max_tokens, "The first token comes without a round."))
     lengths = sorted({0, *(lengths_of(pair) if lengths is None else lengths)})
+    tokens = check_requests(pair, prompts, lengths, {"max_tokens": max_tokens, **options})
     rounds: list[tuple[int, int, Round]] = []
-    for context in (context for context in contexts if context + 64 <= pair.max_context):
+    for context in _contexts(pair, contexts, lengths[-1], say):
         rounds += _at_context(pair, context, lengths, repeats)
         say(f"measured rounds at {context} tokens of context")
     costs, at_contexts = _costs(rounds), len(rounds)
     by_length: dict[int, list[Round]] = {length: [] for length in lengths}
-    for number, prompt in enumerate(prompts, start=1):
-        for context, length, done in _on_prompt(pair, prompt, lengths, repeats, max_tokens, options):
+    for number, ids in enumerate(tokens, start=1):
+        for context, length, done in _on_prompt(pair, ids, lengths, repeats, max_tokens, options):
             by_length[length].append(done)
             rounds.append((context, length, done))
         say(f"ran prompt {number} of {len(prompts)}")
+    if not by_length[0]:
+        expected, todo = "followed by at least 2 tokens", "Give others."
+        raise InputError(must("tune", "prompts", expected, "texts that ended with their first token", todo))
     speeds = [_speed(length, done) for length, done in by_length.items() if done]
     tuned = _choice(speeds, rounds[at_contexts:], rounds)
     weights = sum(size for part, size in pair.plan.parts.items() if part.endswith("weights"))
@@ -105,10 +134,11 @@ def tune(
     return report, tuned
 
 
-def _turns(lengths: Sequence[int], repeats: int) -> list[int]:
+def _turns(lengths: Sequence[int], repeats: int) -> Iterator[int]:
     """Once for warm-up, then forth and back in turn."""
-    order = list(lengths)
-    return order + [length for turn in range(repeats) for length in (order if turn % 2 else order[::-1])]
+    yield from lengths
+    for turn in range(repeats):
+        yield from lengths if turn % 2 else lengths[::-1]
 
 
 def _at_context(pair: Pair, context: int, lengths: Sequence[int], repeats: int) -> list[tuple[int, int, Round]]:
@@ -117,17 +147,17 @@ def _at_context(pair: Pair, context: int, lengths: Sequence[int], repeats: int) 
     prompt = [noise.randrange(vocab) for _ in range(context)]
     session, found = Session(pair), []
     for number, length in enumerate(_turns(lengths, repeats)):
-        stats = session.generate(prompt, max_tokens=length + 6, draft_length=length, timed_every=2).stats
+        stats = session.generate(prompt, max_tokens=length + SPARE, draft_length=length, timed_every=2).stats
         if number >= len(lengths):
             found += [(context, length, done) for done in stats.rounds if done.drafted == length]
     return found
 
 
 def _on_prompt(
-    pair: Pair, prompt: Prompt, lengths: Sequence[int], repeats: int, max_tokens: int, options: dict[str, Any]
+    pair: Pair, ids: list[int], lengths: Sequence[int], repeats: int, max_tokens: int, options: dict[str, Any]
 ) -> list[tuple[int, int, Round]]:
     """Rounds of a prompt's text with each length, with the positions before each."""
-    ids, session, found = encode(pair.tokenizer, prompt), Session(pair), []
+    session, found = Session(pair), []
     for number, length in enumerate(_turns(lengths, repeats)):
         stats = session.generate(ids, max_tokens=max_tokens, draft_length=length, **options).stats
         if number >= len(lengths):

@@ -13,9 +13,11 @@ from typing import Any
 import mlx.core as mx
 
 from .cache import Part, TargetCache
+from .kernels.serving import dtype_name
 from .noise import gumbel, position_keys, uniform
 from .pair import Pair
 from .session import Session
+from .stream import check_requests
 from .text import Prompt, encode
 
 ROUNDINGS = 2  # steps of the activations' dtype at the size of the best score: a margin of so many is a near-tie
@@ -128,12 +130,11 @@ def verify(pair: Pair, prompts: Sequence[Prompt], draft_lengths: Sequence[int | 
     """Compare every prompt with every draft length; the report is plain data, ready for JSON.
 
     Raises:
-        InputError: a prompt or an option is wrong.
+        InputError: a prompt, a draft length or an option is wrong; nothing was decoded then.
     """
     options = _seeded(options)
     comparisons, ties = [], 0
-    for prompt in prompts:
-        ids = encode(pair.tokenizer, prompt)
+    for prompt, ids in zip(prompts, check_requests(pair, prompts, draft_lengths, options), strict=True):
         plain = _plain(pair, ids, options)
         comparisons += _differences(pair, prompt, ids, plain, draft_lengths, options)
         if not options.get("temperature"):
@@ -145,7 +146,7 @@ def verify(pair: Pair, prompts: Sequence[Prompt], draft_lengths: Sequence[int | 
         "near_tie_differences": sum(each.near_tie for each in differing),
         "other_differences": sum(not each.near_tie for each in differing),
         "near_ties_in_plain_text": None if options.get("temperature") else ties,
-        "near_tie_is": f"a margin of at most {ROUNDINGS} roundings of {pair.dtype} at the best score",
+        "near_tie_is": f"a margin of at most {ROUNDINGS} roundings of {dtype_name(pair.dtype)} at the best score",
         "options": options,
         "comparisons": [asdict(each) | {"equal": each.equal} for each in comparisons],
     }

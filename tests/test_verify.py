@@ -51,6 +51,7 @@ def test_plain_and_drafted_texts_are_equal_here():
     assert (report["runs"], report["equal"]) == (6, 6)
     assert {each["draft_length"] for each in report["comparisons"]} == {1, 4, 15}
     assert all(each["tokens"] == 12 for each in report["comparisons"])
+    assert report["near_tie_is"].endswith(" roundings of bfloat16 at the best score")
 
 
 def test_a_difference_has_its_place_and_its_margin(pair, plain, monkeypatch):

@@ -29,6 +29,20 @@ class Mode:
         return self.pair.drafter is None
 
 
+def check_lengths(lengths: Sequence[int | str]) -> None:
+    """What can be said of draft lengths before a drafter is loaded.
+
+    Raises:
+        InputError: one is 0, or given twice.
+    """
+    if 0 in lengths:
+        expected = "'auto' or at least 1"
+        raise InputError(must("bench", "draft length", expected, 0, "Plain decoding always runs."))
+    if len(set(lengths)) < len(lengths):
+        found = ", ".join(map(str, lengths))
+        raise InputError(must("bench", "draft lengths", "all different", found, "Give each once."))
+
+
 def modes(pairs: Sequence[Pair], lengths: Sequence[int | str]) -> list[Mode]:
     """Give plain decoding (no drafter work at all) and every pair with a drafter at every length.
 
@@ -46,5 +60,6 @@ def modes(pairs: Sequence[Pair], lengths: Sequence[int | str]) -> list[Mode]:
             found.append(Mode(f"{KINDS[pair.drafter_kind or '']}@{length}", pair, length))
     names = [mode.name for mode in found]
     if len(set(names)) < len(names):
-        raise InputError(must("bench", "modes", "all different", names, "Give each drafter and length once."))
+        todo = "Give each drafter and length once."
+        raise InputError(must("bench", "modes", "all different", ", ".join(names), todo))
     return found

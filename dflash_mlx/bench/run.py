@@ -12,6 +12,7 @@ import mlx.core as mx
 from ..errors import DFlashError, must
 from ..session import Session
 from ..stats import Generation
+from ..text import encode
 from .modes import Mode
 from .order import orders
 from .power import Energy, power_state
@@ -68,12 +69,14 @@ class Bench:
     def _unfit(self, suite: Suite, case: Case) -> str | None:
         """Say why a case cannot run with this pair."""
         pair = next(iter(self.modes.values())).pair
-        if case.fill_tokens + suite.max_tokens > pair.max_context:
-            return f"needs {case.fill_tokens + suite.max_tokens} tokens, the context holds {pair.max_context}"
         if pair.tokenizer is None:
             return "the target has no tokenizer"
         if case.turns and getattr(pair.tokenizer, "chat_template", None) is None:
             return "the target has no chat template"
+        opening: Any = [{"role": "user", "content": case.turns[0]}] if case.turns else case.text
+        needed = (case.fill_tokens or len(encode(pair.tokenizer, opening))) + suite.max_tokens
+        if needed > pair.max_context:
+            return f"needs {needed} tokens, the context holds {pair.max_context}"
         return None
 
     def _case(self, mode: Mode, suite: Suite, case: Case) -> Iterator[Record]:

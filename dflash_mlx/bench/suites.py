@@ -112,7 +112,7 @@ def parse_suite(raw: Mapping[str, Any], where: str) -> Suite:
     cases = tuple(_case(case, where) for case in raw["case"])
     names = [case.name for case in cases]
     if len(set(names)) < len(names):
-        raise InputError(must("bench", f"case names in {where}", "all different", names, "Rename one."))
+        raise InputError(must("bench", f"case names in {where}", "all different", ", ".join(names), "Rename one."))
     return Suite(
         name=raw["name"],
         about=raw["about"],

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..errors import InputError, must
 from .render import note
 from .shared import DraftLength, OutFile, Seconds, limit_flags, load_arguments, load_pair
 
@@ -66,7 +67,7 @@ def _list() -> None:
 
 def _bench(flags: dict[str, Any]) -> None:
     from ..bench.manifest import manifest
-    from ..bench.modes import modes
+    from ..bench.modes import check_lengths, modes
     from ..bench.power import check_energy
     from ..bench.result import check_chip, make_result, validator, write_result
     from ..bench.run import Bench
@@ -79,8 +80,9 @@ def _bench(flags: dict[str, Any]) -> None:
         check_energy()
     chosen = flags["suites"] or (("pocket",) if flags["model"] is None else ("prose", "breakout"))
     suites = read_suites(chosen)
+    check_lengths(lengths := flags["lengths"] or ("auto",))
     pairs = _load(flags)
-    compared = modes(pairs, flags["lengths"] or ("auto",))
+    compared = modes(pairs, lengths)
     facts = manifest({mode.name: mode.pair for mode in compared}, _plain(flags) | {"suites": list(chosen)})
     quiet = flags["quiet"]
     run = Bench(compared, flags["repeats"], flags["cool_down"], flags["energy"], lambda line: note(line, quiet))
@@ -95,13 +97,19 @@ def _bench(flags: dict[str, Any]) -> None:
             note(f"Written to {flags['out']}{'' if complete else ' (incomplete)'}.", quiet)
         for case in run.left_out:
             note(f"Left out: {case['suite']} {case['case']}: {case['why']}.", quiet)
+    if not run.records:
+        found = "; ".join(f"{case['suite']} {case['case']} {case['why']}" for case in run.left_out)
+        raise InputError(must("bench", "suites", "with a case that this pair can run", found, "Give another --suite."))
 
 
 def _load(flags: dict[str, Any]) -> list[Pair]:
     """Load the target once, with each drafter."""
     drafts = flags["draft"] or ("auto",)
     first = load_pair(load_arguments(flags | {"draft": drafts[0], "no_draft": False}), flags["quiet"])
-    return [first, *(first.with_drafter(draft) for draft in drafts[1:])]
+    others = [first.with_drafter(draft) for draft in drafts[1:]]
+    for line in (line for pair in others for line in pair.notes):
+        note(line, flags["quiet"])
+    return [first, *others]
 
 
 def _plain(flags: dict[str, Any]) -> dict[str, Any]:

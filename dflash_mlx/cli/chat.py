@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..chat.template import STRENGTHS
 from ..errors import DFlashError, InputError, must
 from .chat_commands import HELP, Leave, Settings, obey
 from .interrupt import Interrupts
@@ -30,7 +31,7 @@ Examples:
 
 @click.command(epilog=EXAMPLES, short_help="Talk with the model in the terminal.")
 @click.option("--system", metavar="TEXT", help="The system message. Without it, the template's own.")
-@click.option("--reasoning", metavar="LEVEL", help="Reasoning strength: low, medium, high or xhigh.")
+@click.option("--reasoning", type=click.Choice(STRENGTHS), help="Reasoning strength. Without it, the template's own.")
 @model_flags
 @generation_flags
 @click.option("--quiet", "-q", is_flag=True, help="No reasoning and no figures on stderr, errors only.")

@@ -31,12 +31,18 @@ def prompt_flags(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def prompts_of(texts: tuple[str, ...], file: Path | None) -> list[Any]:
-    """All prompts that were given; where there were none, four lines of Python, which the pocket pair knows."""
+    """All prompts that were given; where there were none, four lines of Python, which the pocket pair knows.
+
+    Raises:
+        InputError: the file cannot be read, holds none, or a line of it is no prompt.
+    """
     given: list[Any] = list(texts)
     lines = _lines(file) if file else []
     for number, line in enumerate(lines, start=1):
         if line.strip():
             given.append(_parsed(line, f"line {number} of {file}"))
+    if file and len(given) == len(texts):
+        raise InputError(must("prompts", str(file), "a file with prompts", "none", "Write one JSON value a line."))
     return given or list(POCKET_PROMPTS)
 
 

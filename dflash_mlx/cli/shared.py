@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import fields
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -43,7 +44,7 @@ class Size(click.ParamType):
         match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", value)
         if match is None or match[2].upper() not in UNITS:
             self.fail(f"{value!r} is not a number of bytes; write 24GB, 512MiB or 1000000.", param, ctx)
-        return int(float(match[1]) * UNITS[match[2].upper()])
+        return int(Decimal(match[1]) * UNITS[match[2].upper()])  # a float would overflow
 
 
 class DraftLength(click.ParamType):
@@ -56,9 +57,12 @@ class DraftLength(click.ParamType):
         if value == "auto" or isinstance(value, int):
             return value
         try:
-            return int(value)
+            length = int(value)
         except ValueError:
+            length = -1
+        if length < 0:
             self.fail(f"{value!r} is neither 'auto' nor a number of tokens.", param, ctx)
+        return length
 
 
 class OutFile(click.Path):
@@ -197,11 +201,14 @@ def load_arguments(flags: Mapping[str, Any]) -> dict[str, Any]:
 
 def generation_options(flags: Mapping[str, Any]) -> dict[str, Any]:
     """Give the options of `dflash_mlx.generate` that the flags ask for, checked before anything is loaded."""
+    return checked_options(flags, *(name for name in flags if name not in LOAD_FLAGS))
+
+
+def checked_options(flags: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    """Give those of the named options that the flags ask for, checked before anything is loaded."""
     from ..options import Options
 
-    options = {
-        name: value for name, value in flags.items() if name not in LOAD_FLAGS and value is not None and value != ()
-    }
+    options = {name: flags[name] for name in names if flags[name] is not None and flags[name] != ()}
     Options(**options)
     return options
 

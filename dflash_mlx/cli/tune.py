@@ -11,7 +11,7 @@ import click
 from ..errors import DFlashError, InputError, must
 from .prompts import prompt_flags, prompts_of
 from .render import note
-from .shared import load_arguments, load_pair, model_flags, say_which
+from .shared import checked_options, load_arguments, load_pair, model_flags, say_which
 
 if TYPE_CHECKING:
     from ..tuned import Tuned
@@ -28,11 +28,17 @@ COUNT = click.IntRange(1)
 @click.command(epilog=EXAMPLES, short_help="Find the draft length for this machine and your prompts.")
 @prompt_flags
 @model_flags
-@click.option("--max-tokens", type=COUNT, default=96, show_default=True, help="Tokens of each text.")
+@click.option("--max-tokens", type=click.IntRange(2), default=96, show_default=True, help="Tokens of each text.")
 @click.option("--temperature", type=float, default=0.0, show_default=True, help="0 takes the likeliest token.")
 @click.option("--seed", type=int, default=7, show_default=True, help="Seed of the sampling.")
 @click.option("--repeats", type=COUNT, default=2, show_default=True, help="Times that each draft length runs.")
-@click.option("--context", "contexts", multiple=True, type=COUNT, help="Time rounds here. [default: 512, 4096, 16384]")
+@click.option(
+    "--context",
+    "contexts",
+    multiple=True,
+    type=COUNT,
+    help="Time rounds here. [default: 512, 4096, 16384, if they fit]",
+)
 @click.option("--draft-length", "lengths", multiple=True, type=click.IntRange(0), help="To try. [default: 9 or more]")
 @click.option("--dry-run", is_flag=True, help="Store nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
@@ -47,14 +53,14 @@ def tune(texts: tuple[str, ...], file: Path | None, **flags: Any) -> None:
     from ..tuning import tune as measure
 
     quiet = flags["quiet"]
+    options = checked_options(flags, "max_tokens", "temperature", "seed")
+    options |= {name: flags[name] for name in ("contexts", "lengths") if flags[name]} | {"repeats": flags["repeats"]}
     prompts = prompts_of(texts, file)
     say_which(flags, quiet)
     pair = load_pair(load_arguments(flags), quiet)
     if pair.drafter is None or pair.drafter_path is None:
         todo = "Give one with --draft."
         raise InputError(must("tune", "the pair", "a target with a drafter", "a target alone", todo))
-    options = {name: flags[name] for name in ("max_tokens", "repeats", "temperature", "seed")}
-    options |= {name: flags[name] for name in ("contexts", "lengths") if flags[name]}
     report, tuned = measure(pair, prompts, **options, say=lambda line: note(line, quiet))
     click.echo(json.dumps(report, indent=2) if flags["as_json"] else as_text(report))
     if not flags["dry_run"]:

@@ -11,7 +11,7 @@ import click
 from ..errors import InputError, must
 from .prompts import prompt_flags, prompts_of
 from .render import note
-from .shared import DraftLength, load_arguments, load_pair, model_flags, say_which
+from .shared import DraftLength, checked_options, load_arguments, load_pair, model_flags, say_which
 
 EXAMPLES = """\b
 Examples:
@@ -39,6 +39,7 @@ def verify(texts: tuple[str, ...], file: Path | None, lengths: tuple[Any, ...], 
     """
     from ..verification import verify as compare_all
 
+    options = checked_options(flags, "max_tokens", "temperature", "seed")
     prompts = prompts_of(texts, file)
     say_which(flags, flags["quiet"])
     pair = load_pair(load_arguments(flags), flags["quiet"])
@@ -46,7 +47,6 @@ def verify(texts: tuple[str, ...], file: Path | None, lengths: tuple[Any, ...], 
         todo = "Give one with --draft."
         raise InputError(must("verify", "the pair", "a target with a drafter", "a target alone", todo))
     most = pair.block_size - 1
-    options = {name: flags[name] for name in ("max_tokens", "temperature", "seed") if flags[name] is not None}
     report = compare_all(pair, prompts, lengths or sorted({1, min(4, most), most}), **options)
     click.echo(json.dumps(report, indent=2, ensure_ascii=False) if flags["as_json"] else as_text(report))
     wrong = report["other_differences"] + (report["near_tie_differences"] if flags["strict"] else 0)
