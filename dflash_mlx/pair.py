@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import mlx.core as mx
-from mlx.utils import tree_flatten
 
 from .cache import DrafterContext, Part, TargetCache
 from .config import KV_BITS, TargetConfig, kv_group
@@ -18,7 +18,7 @@ from .drafter_config import DrafterConfig
 from .errors import CheckpointError, InputError, must
 from .kernels.choose import Chosen, check_choice, choose
 from .kernels.places import Place, drafter_places, target_places
-from .kernels.serving import CONTEXT_ROWS, TARGET_FULL, Kernels, dtype_name
+from .kernels.serving import CONTEXT_ROWS, TARGET_FULL, Kernels
 from .known import AUTO, drafter_for
 from .loading.build import Checkpoint, build, drafter_model, read_drafter, read_target
 from .loading.files import read_json
@@ -29,7 +29,7 @@ from .models.muse_glimmer import MuseGlimmer
 from .resources import find
 from .round_costs import first_guess
 from .text import load_tokenizer
-from .tuned import Tuned, read_tuned
+from .tuned import Tuned, read_tuned, setup_of
 
 POCKET = "pocket"
 
@@ -47,7 +47,8 @@ class Pair:
         notes: one line for each thing that the user should know about how the pair was loaded.
         name: the target as it was given to `load`.
         kernel_choice, kv_bits: as they were given to `load`.
-        tuned: what `dflash-mlx tune` found for this pair on this machine, if it was run.
+        setup: what measured rounds hold for besides the two checkpoints (`tuned.setup_of`).
+        tuned: what `dflash-mlx tune` found for this pair and setup on this machine, if it was run.
     """
 
     target: MuseGlimmer
@@ -63,6 +64,7 @@ class Pair:
     name: str = ""
     kernel_choice: str = AUTO
     kv_bits: int | None = None
+    setup: Mapping[str, Any] = field(default_factory=dict)
     tuned: Tuned | None = None
 
     @property
@@ -90,7 +92,8 @@ class Pair:
         if tuned is None:
             return Experience(guess)
         for length, context, seconds in tuned.rounds:
-            guess.saw(length, context, 1, seconds)
+            if length <= guess.most:
+                guess.saw(length, context, 1, seconds)
         return Experience(guess, tuned.acceptance)
 
     @property
@@ -114,25 +117,8 @@ class Pair:
         _, path = _paths(self.name, draft, notes)
         if path is None:
             raise InputError(must("load", "draft", f"a drafter of {self.name}", repr(draft), "Give a folder or an id."))
-        found = read_drafter(path, self.target.config)
-        target_bytes = self.plan.parts["target weights"]
-        sizes = Sizes(self.target.config, found[1], target_bytes, found[0].nbytes, self.dtype.size, self.kv_bits)
-        plan = plan_memory(sizes, self.plan.context, self.plan.limit)
-        weights: dict[str, mx.array] = dict(tree_flatten(self.target.parameters()))
-        types = {dtype_name(array.dtype) for array in weights.values() if mx.issubdtype(array.dtype, mx.floating)}
-        serving = _kernels(self.kernel_choice, self.target.config, self.dtype, types, found, self.kv_bits)
-        notes.extend(serving.notes)
-        drafter = _drafter(found, notes, serving.kernels)
-        _prove(self.target, drafter, self.dtype)
-        return replace(
-            self,
-            drafter=drafter,
-            drafter_path=path,
-            plan=plan,
-            kernels=serving.operations,
-            notes=tuple(notes),
-            tuned=read_tuned(self.target_path, path),
-        )
+        limits = self.plan.context, self.plan.limit
+        return _joined(self, _prepare(self.target_path, path, self.kernel_choice, self.kv_bits, *limits), path, notes)
 
 
 def load(
@@ -164,46 +150,82 @@ def load(
     _check_limits(max_context, max_memory, kv_bits)
     notes: list[str] = []
     target_path, drafter_path = _paths(target, draft, notes)
-    checkpoint, config = read_target(target_path)
-    if kv_bits and not kv_group(config.head_dim):
-        expected = f"left out for a head size of {config.head_dim}"
-        raise InputError(must("load", "kv_bits", expected, kv_bits, "Groups are of 64 or of 32 numbers of a head."))
-    found = read_drafter(drafter_path, config) if drafter_path else None
-    sizes = Sizes(
-        config,
-        found[1] if found else None,
-        checkpoint.nbytes,
-        found[0].nbytes if found else 0,
-        checkpoint.dtype.size,
-        kv_bits,
-    )
-    plan = plan_memory(sizes, max_context, max_memory)
+    ready = _prepare(target_path, drafter_path, kernels, kv_bits, max_context, max_memory)
+    checkpoint, config = ready.checkpoint, ready.config
     if checkpoint.skipped:
         notes.append(f"{len(checkpoint.skipped)} vision tensors skipped: this runtime reads text only.")
-    serving = _kernels(kernels, config, checkpoint.dtype, checkpoint.float_types, found, kv_bits)
-    notes.extend(serving.notes)
-    keep_resident(plan)
+    keep_resident(ready.plan)
 
-    model = MuseGlimmer(config, serving.kernels)
+    model = MuseGlimmer(config, ready.serving.kernels)
     build(model, checkpoint)
-    drafter = _drafter(found, notes, serving.kernels) if found else None
-    tuned = read_tuned(target_path, drafter_path) if drafter_path else None
-    notes.extend([tuned.note] if tuned else [])
-    _prove(model, drafter, checkpoint.dtype)
-    return Pair(
+    alone = Pair(
         target=model,
-        drafter=drafter,
+        drafter=None,
         tokenizer=load_tokenizer(target_path),
         eos_token_ids=_end_tokens(target_path, config),
         dtype=checkpoint.dtype,
-        plan=plan,
+        plan=ready.plan,
         target_path=target_path,
-        drafter_path=drafter_path,
-        kernels=serving.operations,
-        notes=tuple(notes),
+        drafter_path=None,
+        kernels=ready.serving.operations,
         name=str(target),
         kernel_choice=kernels,
         kv_bits=kv_bits,
+    )
+    return _joined(alone, ready, drafter_path, notes)
+
+
+class Ready(NamedTuple):
+    """What is known of a pair from its files' headers, before a weight is read.
+
+    Attributes:
+        found: the drafter's headers and config, where there is a drafter.
+        serving: what serves its operations.
+    """
+
+    checkpoint: Checkpoint
+    config: TargetConfig
+    found: tuple[Checkpoint, DrafterConfig] | None
+    plan: MemoryPlan
+    serving: Chosen
+
+
+def _prepare(
+    target: Path,
+    drafter: Path | None,
+    kernels: str,
+    kv_bits: int | None,
+    max_context: int | None,
+    max_memory: int | None,
+) -> Ready:
+    """Read the headers, plan the memory, and find what serves; arguments and errors as `load`."""
+    checkpoint, config = read_target(target)
+    if kv_bits and not kv_group(config.head_dim):
+        expected = f"left out for a head size of {config.head_dim}"
+        raise InputError(must("load", "kv_bits", expected, kv_bits, "Groups are of 64 or of 32 numbers of a head."))
+    found = read_drafter(drafter, config) if drafter else None
+    drafter_bytes = found[0].nbytes if found else 0
+    sizes = Sizes(config, found[1] if found else None, checkpoint.nbytes, drafter_bytes, checkpoint.dtype.size, kv_bits)
+    plan = plan_memory(sizes, max_context, max_memory)
+    return Ready(checkpoint, config, found, plan, _kernels(kernels, checkpoint, config, found, kv_bits))
+
+
+def _joined(pair: Pair, ready: Ready, drafter_path: Path | None, notes: list[str]) -> Pair:
+    """The pair with the drafter that was found, or without one; proved, and with what `tune` found for it."""
+    notes.extend(ready.serving.notes)
+    drafter = _drafter(ready.found, notes, ready.serving.kernels) if ready.found else None
+    setup = setup_of(pair.kv_bits, ready.serving.kernels)
+    tuned, note = read_tuned(pair.target_path, drafter_path, setup) if drafter_path else (None, "")
+    notes.extend([note] if note else [])
+    _prove(pair.target, drafter, pair.dtype)
+    return replace(
+        pair,
+        drafter=drafter,
+        drafter_path=drafter_path,
+        plan=ready.plan,
+        kernels=ready.serving.operations,
+        notes=tuple(notes),
+        setup=setup,
         tuned=tuned,
     )
 
@@ -234,18 +256,17 @@ def _check_limits(max_context: int | None, max_memory: int | None, kv_bits: int 
 
 def _kernels(
     choice: str,
+    checkpoint: Checkpoint,
     config: TargetConfig,
-    dtype: mx.Dtype,
-    types: set[str],
     found: tuple[Checkpoint, DrafterConfig] | None,
     kv_bits: int | None,
 ) -> Chosen:
-    """What serves the pair's operations; needs no weight. `types` are the float types of the target's tensors."""
-    types = types | found[0].float_types if found else types
+    """What serves the pair's operations; needs no weight."""
+    types = checkpoint.float_types | found[0].float_types if found else checkpoint.float_types
     if len(types) != 1:
         return choose(choice, (), f"the pair's tensors are of several types ({', '.join(sorted(types))})")
     left_out = {TARGET_FULL: f"its cache is in {kv_bits} bits"} if kv_bits and config.full_layers else {}
-    places = [place for place in _places(config, dtype, found) if place.name not in left_out]
+    places = [place for place in _places(config, checkpoint.dtype, found) if place.name not in left_out]
     return choose(choice, places, left_out=left_out)
 
 

@@ -1,27 +1,35 @@
-"""What `dflash-mlx tune` found, stored in the user's cache folder by pair and machine, for `load` to start from."""
+"""What `dflash-mlx tune` found, stored in the user's cache folder by pair and machine, for `load` to start from.
+
+The file is one JSON object: `key_of` a pair and this machine -> a list of results, one for each setup.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 from platformdirs import user_cache_path
 
+from .kernels.serving import Kernels
 from .machine import chip, gpu_cores, memory_bytes, system
 from .resources import DISTRIBUTION
-from .whole_files import replace_whole
+from .whole_files import update_whole
 
 FILE = "tuned.json"
+MOST = 1 << 32  # tokens that no context has: a larger number was not counted
+AGAIN = "Run dflash-mlx tune again."
 
 
 @dataclass(frozen=True)
 class Tuned:
-    """Measured on this machine for one pair.
+    """Measured on this machine for one pair in one setup.
 
     Attributes:
         draft_length: with the most committed tokens per second on the prompts; 0 where drafting loses.
@@ -29,6 +37,7 @@ class Tuned:
         acceptance: share of the drafts that were accepted, of those whose slot was judged.
         rounds: (draft length, context, seconds) of measured rounds.
         when: the date.
+        setup: of the pair that was measured, as `setup_of` gives it.
     """
 
     draft_length: int
@@ -36,6 +45,32 @@ class Tuned:
     acceptance: float
     rounds: list[tuple[int, int, float]]
     when: str
+    setup: Mapping[str, Any]
+
+    @classmethod
+    def from_data(cls, data: Mapping[str, Any]) -> Tuned:
+        """A stored result; one of a version that stored no setup has an empty one.
+
+        Raises:
+            KeyError, TypeError, ValueError: it is damaged.
+        """
+        rounds = [(int(length), int(context), float(seconds)) for length, context, seconds in data["rounds"]]
+        found = cls(
+            draft_length=int(data["draft_length"]),
+            speedup=float(data["speedup"]),
+            acceptance=float(data["acceptance"]),
+            rounds=rounds,
+            when=str(data["when"]),
+            setup=dict(data.get("setup", {})),
+        )
+        counts = (found.draft_length, *(count for length, context, _ in rounds for count in (length, context)))
+        times = (found.speedup, *(seconds for _, _, seconds in rounds))
+        possible = all(0 <= count < MOST for count in counts) and all(
+            math.isfinite(time) and time > 0 for time in times
+        )
+        if not possible or not 0 <= found.acceptance <= 1:
+            raise ValueError("a number that cannot be")
+        return found
 
     @property
     def note(self) -> str:
@@ -44,6 +79,31 @@ class Tuned:
             return f"Tuned on this machine on {self.when}: drafting did not pay on the prompts that were given."
         gain = f"draft length {self.draft_length} gave {self.speedup:.2f} times the plain speed"
         return f"Tuned on this machine on {self.when}: {gain}; the automatic draft length starts from that."
+
+    def note_for(self, setup: Mapping[str, Any]) -> str:
+        """One line on why it is not used where a pair has another setup."""
+        found = f"Tuned on this machine on {self.when}, but"
+        if not self.setup:
+            return f"{found} the result does not say with which cache and kernels: it is not used. {AGAIN}"
+        theirs, ours = _in_words(self.setup), _in_words(setup)
+        other = ", ".join(f"with {theirs[what]} and not {ours[what]}" for what in ours if theirs[what] != ours[what])
+        return f"{found} {other}: it is not used. Run dflash-mlx tune with this run's flags."
+
+
+def setup_of(kv_bits: int | None, kernels: Kernels) -> dict[str, Any]:
+    """What times and acceptance hold for besides the checkpoints: the cache, MLX's device, what serves where."""
+    served = {place: list(rows) for place, rows in sorted(kernels.rows.items())}
+    return {"kv_bits": kv_bits, "device": mx.default_device().type.name, "kernels": served}
+
+
+def _in_words(setup: Mapping[str, Any]) -> dict[str, str]:
+    bits, served = setup.get("kv_bits"), setup.get("kernels") or {}
+    places = "; ".join(f"{place} for {first} to {last} rows" for place, (first, last) in served.items())
+    return {
+        "cache": f"a cache of {bits} bits" if bits else "a cache of the model's own type",
+        "device": f"the device {setup.get('device')}",
+        "kernels": f"the kernels {places}" if places else "stock operations alone",
+    }
 
 
 def key_of(target: Path, drafter: Path) -> str:
@@ -62,32 +122,56 @@ def path() -> Path:
     return user_cache_path(DISTRIBUTION, appauthor=False) / FILE
 
 
-def read_tuned(target: Path, drafter: Path) -> Tuned | None:
-    """What was found for this pair on this machine; `None` where nothing was, or the file is damaged."""
+def read_tuned(target: Path, drafter: Path, setup: Mapping[str, Any]) -> tuple[Tuned | None, str]:
+    """What was found for this pair and setup on this machine, and a line for the user.
+
+    Returns:
+        `None` where nothing was found; the line says why where there is something that cannot be used, else it is "".
+    """
     try:
-        data = _read()[key_of(target, drafter)]
-        rounds = [(int(length), int(context), float(seconds)) for length, context, seconds in data.pop("rounds")]
-        return Tuned(**data, rounds=rounds)
-    except (OSError, ValueError, TypeError, KeyError):
-        return None
+        found = _results(_read().get(key_of(target, drafter), []))
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        return None, f"Tuned results in {path()} cannot be used ({type(error).__name__}: {error}). {AGAIN}"
+    same = next((tuned for tuned in found if tuned.setup == setup), None)
+    if same:
+        return same, same.note
+    return None, found[-1].note_for(setup) if found else ""
 
 
 def write_tuned(target: Path, drafter: Path, tuned: Tuned) -> Path:
-    """Store a result beside those of other pairs; the file takes its place whole.
+    """Store a result beside those of other pairs and setups; the file takes its place whole.
 
     Raises:
         OSError: the folder cannot be written.
     """
-    file = path()
-    text = json.dumps(dict(_read()) | {key_of(target, drafter): asdict(tuned)}, indent=1)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    replace_whole(file, text)
-    return file
+    key = key_of(target, drafter)
+
+    def with_this() -> str:
+        try:
+            stored = dict(_read())
+        except (OSError, ValueError, RecursionError):
+            stored = {}  # a damaged file holds nothing to keep
+        try:
+            others = [old for old in _results(stored.get(key, [])) if old.setup and old.setup != tuned.setup]
+        except (ValueError, TypeError, KeyError, AttributeError):
+            others = []
+        return json.dumps(stored | {key: [asdict(each) for each in (*others, tuned)]}, indent=1)
+
+    update_whole(path(), with_this)
+    return path()
+
+
+def _results(stored: Any) -> list[Tuned]:
+    """The results of one pair; before there were setups, one stood alone."""
+    return [Tuned.from_data(each) for each in ([stored] if isinstance(stored, Mapping) else stored)]
 
 
 def _read() -> Mapping[str, Any]:
+    """All that is stored; nothing where there is no file."""
     try:
         stored = json.loads(path().read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except FileNotFoundError:
         return {}
-    return stored if isinstance(stored, dict) else {}
+    if not isinstance(stored, dict):
+        raise ValueError(f"a {type(stored).__name__} and no object")
+    return stored

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import date
 from typing import Any
@@ -120,7 +120,7 @@ def tune(
         expected, todo = "followed by at least 2 tokens", "Give others."
         raise InputError(must("tune", "prompts", expected, "texts that ended with their first token", todo))
     speeds = [_speed(length, done) for length, done in by_length.items() if done]
-    tuned = _choice(speeds, rounds[at_contexts:], rounds)
+    tuned = _choice(speeds, rounds[at_contexts:], rounds, pair.setup)
     weights = sum(size for part, size in pair.plan.parts.items() if part.endswith("weights"))
     report = {
         "weights": "read from memory" if weights > CACHES_BYTES else "small enough to stay in caches",
@@ -195,7 +195,10 @@ def _speed(length: int, rounds: Sequence[Round]) -> Speed:
 
 
 def _choice(
-    speeds: Sequence[Speed], texts: Sequence[tuple[int, int, Round]], rounds: Sequence[tuple[int, int, Round]]
+    speeds: Sequence[Speed],
+    texts: Sequence[tuple[int, int, Round]],
+    rounds: Sequence[tuple[int, int, Round]],
+    setup: Mapping[str, Any],
 ) -> Tuned:
     """The fastest length on the prompts, their acceptance, and the newest rounds of all that was measured."""
     best = max(speeds, key=lambda speed: speed.tokens_per_s)
@@ -212,4 +215,5 @@ def _choice(
         acceptance=accepted / judged if judged else 0.0,
         rounds=[(*where, s) for where, seconds in kept.items() for s in seconds[-KEPT_ROUNDS:]],
         when=date.today().isoformat(),
+        setup=setup,
     )

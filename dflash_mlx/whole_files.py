@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 from .errors import DFlashError, must
@@ -38,3 +41,22 @@ def replace_whole(path: Path, text: str) -> None:
         beside = Path(folder) / path.name
         beside.write_text(text, encoding="utf-8")
         os.replace(beside, path)
+
+
+def update_whole(path: Path, changed: Callable[[], str]) -> None:
+    """Put `changed()`, which reads the old file, in a path's place; other processes that update it wait meanwhile.
+
+    The folder is made where there is none, and is what is locked: no file is left behind. Where the file system knows
+    no locks, the file is still whole, but of two updates at once one may be lost.
+
+    Raises:
+        OSError: the system refuses; a file of that name is as it was.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(folder, fcntl.LOCK_EX)
+        replace_whole(path, changed())
+    finally:
+        os.close(folder)  # which lets go of the lock

@@ -155,12 +155,12 @@ def test_the_plan_counts_weights_as_the_files_hold_them(tmp_path):
     assert load(packed, draft=None).plan.parts["target weights"] < sizes["mlx-lm"] / 6
 
 
-@pytest.mark.parametrize("context", [0, -1, 4097])
-def test_a_context_outside_the_model_is_an_input_error(context, tmp_path):
+@pytest.mark.parametrize(("context", "bound"), [(0, "at least 1"), (-1, "at least 1"), (4097, "the model's 4096")])
+def test_a_context_outside_the_model_is_an_input_error(context, bound, tmp_path):
     first, _ = tiny_pair(tmp_path, **WHOLE)
     with pytest.raises(InputError) as error:
         load(first, draft=None, max_context=context)
-    told(error, "max_context", "4096", str(context))
+    told(error, "max_context", bound, str(context))
 
 
 def test_drafter_specs_fit_their_target_by_default():

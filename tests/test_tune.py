@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from command import run
@@ -11,6 +13,7 @@ from command import run
 import dflash_mlx
 from dflash_mlx import Session, tuned
 from dflash_mlx.draft_length import AutoDraftLength
+from dflash_mlx.kernels.serving import STOCK
 from dflash_mlx.stats import Generation, Round, Stats
 from dflash_mlx.tuning import lengths_of, tune
 
@@ -92,20 +95,13 @@ def test_a_pair_for_which_drafting_loses_starts_plain(pair, monkeypatch):
     assert AutoDraftLength(again.experience).next(64) == 0
 
 
-def test_another_pair_another_machine_and_a_damaged_file_find_nothing(pair, monkeypatch, tmp_path):
-    found = tuned.Tuned(3, 1.5, 0.7, [(3, 0, 0.05)], "2026-01-01")
-    file = tuned.write_tuned(pair.target_path, pair.drafter_path, found)
-    assert tuned.read_tuned(pair.target_path, pair.drafter_path) == found
-    assert tuned.read_tuned(pair.target_path, pair.target_path) is None
-    with monkeypatch.context() as patch:
-        patch.setattr(tuned, "chip", lambda: "another chip")
-        assert tuned.read_tuned(pair.target_path, pair.drafter_path) is None
-    for text in ("{", "[]", json.dumps({tuned.key_of(pair.target_path, pair.drafter_path): {"draft_length": 3}})):
-        file.write_text(text)
-        assert tuned.read_tuned(pair.target_path, pair.drafter_path) is None
-    assert tuned.write_tuned(pair.target_path, pair.drafter_path, found) == file
-    assert tuned.read_tuned(pair.target_path, pair.drafter_path) == found
-    assert [path.name for path in file.parent.iterdir()] == ["tuned.json"]
+def test_a_tuned_length_that_the_automatic_one_may_not_use_is_left_out(pair):
+    """A drafter may have more slots than it names for running."""
+    config = replace(pair.drafter.config, runtime_block_size=4)
+    setup = tuned.setup_of(None, STOCK)
+    found = tuned.Tuned(9, 1.5, 0.7, [(9, 0, 0.05), (3, 0, 0.02)], "2026-01-01", setup)
+    small = replace(pair, drafter=SimpleNamespace(config=config), tuned=found)
+    assert small.experience.costs.seconds(0, 1)[3] == pytest.approx(0.02, rel=1e-6)
 
 
 def test_the_command_measures_the_pocket_pair_and_stores_the_choice(tmp_path):

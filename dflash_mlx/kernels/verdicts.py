@@ -18,7 +18,7 @@ from platformdirs import user_cache_path
 
 from ..machine import chip, system
 from ..resources import DISTRIBUTION, PACKAGE_FOLDER, find
-from ..whole_files import replace_whole
+from ..whole_files import update_whole
 from .qualify import Verdict
 
 FILE = "kernels.json"
@@ -57,16 +57,18 @@ class Verdicts:
                 return {}
             verdicts = [Verdict.from_data(data) for data in stored["verdicts"]]
             return {place_key(verdict.place): verdict for verdict in verdicts}
-        except (OSError, ValueError, TypeError, KeyError):
+        except (OSError, ValueError, TypeError, KeyError, RecursionError):
             return {}
 
     def add(self, made: list[Verdict]) -> str:
         """Store verdicts beside those that still hold; returns why that failed, or ""."""
-        kept = self.read() | {place_key(verdict.place): verdict for verdict in made}
-        text = json.dumps({"facts": facts(), "verdicts": [verdict.as_data() for verdict in kept.values()]}, indent=1)
+
+        def with_these() -> str:
+            kept = self.read() | {place_key(verdict.place): verdict for verdict in made}
+            return json.dumps({"facts": facts(), "verdicts": [one.as_data() for one in kept.values()]}, indent=1)
+
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            replace_whole(self.path, text)
+            update_whole(self.path, with_these)
         except OSError as error:
             return f"{error.strerror or error} ({self.path})"
         return ""

@@ -129,7 +129,7 @@ def test_a_verdict_is_made_once_and_again_when_its_facts_change(
         assert len(verdicts.Verdicts().read()) == 5
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"facts": 1}', "null", "\udcff"])
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"facts": 1}', "null", "\udcff", "[" * 100_000])
 def test_a_damaged_file_counts_as_none(here: Callable[[str], None], text: str) -> None:
     store = verdicts.Verdicts()
     verdict = apart.Verdict({"name": "x"}, "slower")
