@@ -64,3 +64,16 @@ class QueueFull(DFlashError):
 def must(where: str, name: str, expected: str, value: object, todo: str) -> str:
     """Format the one form that all messages have."""
     return f"[{where}] {name} must be {expected} but got {value}. {todo}"
+
+
+def check_characters(name: str, text: str) -> None:
+    """A text for a model is Unicode: JSON can spell half a character ("\\ud800"), which no tokenizer takes.
+
+    Raises:
+        InputError: it is not.
+    """
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        found = f"the half character {text[error.start]!r}"
+        raise InputError(must("generate", name, "Unicode text", found, "Correct the text.")) from error

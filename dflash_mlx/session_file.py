@@ -76,7 +76,8 @@ def load(pair: Pair, path: str | Path) -> State:
     except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
         if isinstance(error, SessionFileError):
             raise
-        raise SessionFileError(must("session", str(path), "a session file", _why(error), DAMAGED)) from error
+        todo = "Check the path." if isinstance(error, OSError) else DAMAGED
+        raise SessionFileError(must("session", str(path), "a session file", _why(error), todo)) from error
     same_drafter = _check_pair(pair, facts["fingerprint"], path)
     arrays: dict[str, mx.array] = mx.load(str(path), format="safetensors")  # type: ignore[assignment]
     tokens: list[int] = arrays["tokens"].tolist()  # type: ignore[assignment]
@@ -136,13 +137,18 @@ def _check_pair(pair: Pair, saved: dict[str, str | None], path: Path) -> bool:
     for part, what in names.items():
         if saved[part] != own[part]:
             todo = "Load the model that the session was saved with; another model cannot go on from it."
-            found = str(saved[part])[:12]
-            raise SessionFileError(must("session", f"{what} of {path}", str(own[part])[:12], found, todo))
+            wanted, found = (_short(said[part]) for said in (own, saved))
+            raise SessionFileError(must("session", f"{what} of {path}", wanted, found, todo))
     bits = saved.get("kv_bits", "None")  # a file without it was saved before there was a choice
     if bits != own["kv_bits"]:
         todo = "Load with the kv_bits that the session was saved with; rows of other bits cannot be gone on from."
         raise SessionFileError(must("session", f"kv_bits of {path}", str(own["kv_bits"]), bits, todo))
     return own["drafter"] is not None and saved["drafter"] == own["drafter"]
+
+
+def _short(said: str | None) -> str:
+    """A part of a fingerprint for people: the beginning of a hash, or a dtype's plain name."""
+    return str(said).removeprefix("mlx.core.")[:12]
 
 
 def _write(path: Path, arrays: dict[str, mx.array], facts: str) -> None:

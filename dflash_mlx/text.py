@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from .chat.template import encode_messages
-from .errors import CheckpointError, InputError, must
+from .errors import CheckpointError, InputError, check_characters, must
 
 Message = Mapping[str, Any]
 Prompt = str | Sequence[int] | Sequence[Message]
@@ -32,7 +32,9 @@ def load_tokenizer(folder: Path) -> Any | None:
         return load(folder)
     except Exception as error:  # the libraries below raise many kinds
         todo = "Download the tokenizer files again."
-        raise CheckpointError(must("load", f"the tokenizer in {folder}", "readable", repr(error), todo)) from error
+        raise CheckpointError(
+            must("load", f"the tokenizer in {folder}", "readable", f"{type(error).__name__}: {error}", todo)
+        ) from error
 
 
 def encode(
@@ -75,6 +77,7 @@ def _needed(tokenizer: Any | None) -> Any:
 
 
 def _encode_text(tokenizer: Any, text: str) -> list[int]:
+    check_characters("prompt", text)
     ids = list(tokenizer.encode(text, add_special_tokens=False))
     begin = tokenizer.bos_token_id
     return ids if begin is None or ids[:1] == [begin] else [begin, *ids]

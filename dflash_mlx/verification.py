@@ -6,6 +6,7 @@ may round differently, and where two tokens are nearly equal the texts may part:
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import mlx.core as mx
 
 from .cache import Part, TargetCache
-from .kernels.serving import dtype_name
+from .kernels.launch import dtype_name
 from .noise import gumbel, position_keys, uniform
 from .pair import Pair
 from .session import Session
@@ -87,7 +88,7 @@ def _differences(
     options: Mapping[str, Any],
 ) -> list[Comparison]:
     """Decode `ids` with each draft length, and compare with the plain text."""
-    found, name = [], prompt if isinstance(prompt, str) else repr(prompt)
+    found, name = [], prompt if isinstance(prompt, str) else json.dumps(list(prompt), ensure_ascii=False, default=str)
     for length in draft_lengths:
         drafted = Session(pair).generate(ids, **options, draft_length=length).tokens
         place = first_difference(plain, drafted)

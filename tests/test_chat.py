@@ -143,10 +143,39 @@ def test_conversation_without_its_caches_says_so_and_goes_on(tmp_path) -> None:
     loaded = chat(f"/load {file}", SECOND, flags=("-q",))
     assert whole.endswith(loaded.stdout)
     assert "The caches are computed again: [session]" in loaded.stderr
+    caches.unlink()
+    loaded = chat(f"/load {file}", SECOND, flags=("-q",))
+    assert whole.endswith(loaded.stdout)
+    assert loaded.stderr == "Loaded 2 messages. The caches are computed again: there is no talk.json.session.\n"
+
+
+def test_conversation_that_was_saved_before_its_first_message_is_complete(tmp_path) -> None:
+    result = chat(f"/save {tmp_path / 'talk.json'}", f"/load {tmp_path / 'talk.json'}", flags=("-q",))
+    assert (result.exit_code, result.stderr) == (0, "Saved 0 messages.\nLoaded 0 messages.\n")
 
 
 KIND = '{"format": "dflash-mlx chat", "version": '
-BROKEN_FILES = ["", "[]", "{}", KIND + "2}", KIND + "1}", KIND + '1, "messages": [{"role": "boss"}]}', "[" * 100_000]
+ASKED = '[{"role": "user", "content": "a"}]'
+CANNOT_GO_ON = [
+    (KIND + '1, "messages": [{"role": "boss"}]}', "messages[0].role must be one of"),
+    (KIND + f'1, "messages": {ASKED}, "reasoning": "huge"}}', "reasoning must be one of low, medium, high, xhigh but"),
+    (KIND + f'1, "messages": {ASKED}, "reasoning": ["low"]}}', "reasoning must be one of low, medium, high, xhigh but"),
+    (KIND + f'1, "messages": {ASKED.replace("a", "word " * 5000)}}}', "prompt must be at most 4096 tokens but got"),
+    (
+        KIND + f'1, "messages": {ASKED.replace("a", chr(92) + "ud800")}}}',
+        "messages must be Unicode text but got the half character",
+    ),
+]
+BROKEN_FILES = ["", "[]", "{}", KIND + "2}", KIND + "1}", "[" * 100_000, *(text for text, _ in CANNOT_GO_ON)]
+
+
+@pytest.mark.parametrize(("text", "why"), CANNOT_GO_ON, ids=range(len(CANNOT_GO_ON)))
+def test_loaded_file_with_which_no_message_could_follow_says_why(text, why, pair, tmp_path) -> None:
+    (tmp_path / "f").write_text(text)
+    with pytest.raises(dflash_mlx.InputError) as caught:
+        Conversation(dflash_mlx.Session(pair)).load(tmp_path / "f")
+    assert f"{tmp_path / 'f'} must be a conversation" in str(caught.value)
+    assert why in str(caught.value)
 
 
 @pytest.mark.parametrize("text", BROKEN_FILES, ids=range(len(BROKEN_FILES)))

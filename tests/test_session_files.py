@@ -112,7 +112,7 @@ def test_a_file_with_a_flipped_bit_anywhere_is_refused(saved, pair):
 
 def test_other_files_are_refused_by_what_they_are(saved, pair, tmp_path):
     _, path = saved
-    refused(pair, tmp_path / "none", "No such file")
+    refused(pair, tmp_path / "none", "No such file or directory. Check the path.")
     (tmp_path / "text").write_text(json.dumps({"a": 1}) * 20)
     refused(pair, tmp_path / "text", "a session file")
     other = tmp_path / "other version"
@@ -126,7 +126,12 @@ def test_a_session_of_another_target_or_dtype_is_refused(saved):
     _, path = saved
     refused(grids.pair(SHAPE, seed=1), path, "the target of ")
     refused(grids.pair(SHAPE, "4-bit"), path, "the target of ")
-    refused(replace(grids.pair(SHAPE), dtype=mx.bfloat16), path, "the dtype of the caches of ")
+    refused(
+        replace(grids.pair(SHAPE), dtype=mx.bfloat16),
+        path,
+        "the dtype of the caches of ",
+        "must be bfloat16 but got float32.",
+    )
 
 
 def test_one_changed_weight_or_tokenizer_file_is_another_model(saved, tmp_path):

@@ -54,6 +54,14 @@ def test_plain_and_drafted_texts_are_equal_here():
     assert report["near_tie_is"].endswith(" roundings of bfloat16 at the best score")
 
 
+def test_a_difference_in_a_chat_shows_its_messages_as_json(pair, monkeypatch):
+    fault(monkeypatch, 2, 5)
+    messages = [{"role": "user", "content": "größe"}]
+    (found,) = verification.compare(pair, messages, [4], max_tokens=4)
+    assert json.loads(found.prompt) == messages
+    assert "größe" in found.prompt
+
+
 def test_a_difference_has_its_place_and_its_margin(pair, plain, monkeypatch):
     tokens, rows = plain
     worst = int(rows[5].argmin())

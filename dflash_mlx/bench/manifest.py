@@ -10,6 +10,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from ..kernels.launch import dtype_name
 from ..loading.files import read_json
 from ..machine import machine_facts, output_of
 from ..pair import Pair
@@ -36,7 +37,7 @@ def manifest(pairs: Mapping[str, Pair], flags: Mapping[str, Any]) -> dict[str, A
         "source": source_state(),
         "target": model_facts(plain.target_path),
         "drafters": {mode: model_facts(pair.drafter_path) for mode, pair in pairs.items() if pair.drafter_path},
-        "dtype": str(plain.dtype).removeprefix("mlx.core."),
+        "dtype": dtype_name(plain.dtype),
         "kernels": dict(plain.kernels),
         "max_context": plain.max_context,
         "memory_plan_bytes": {mode: dict(pair.plan.parts) for mode, pair in pairs.items()},

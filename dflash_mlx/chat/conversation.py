@@ -8,8 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError, SessionFileError, must
+from ..options import Options
 from ..prefill import Progress
 from ..session import Session
+from ..stream import check_request
+from ..text import encode
 from ..whole_files import write_whole
 from .answer import Answer, AnswerReader, Piece
 from .template import clean_message
@@ -95,12 +98,12 @@ class Conversation:
             _caches(path).unlink(missing_ok=True)  # of another conversation that had this name
 
     def load(self, path: Path) -> str | None:
-        """Go on from a saved conversation; where the file is wrong, nothing changes.
+        """Go on from a saved conversation; it is checked whole first, and where it is wrong nothing changes.
 
         Returns:
             Why the caches have to be computed again; `None` where they were saved too and fit this model.
         Raises:
-            InputError: it cannot be read, or is no saved conversation.
+            InputError: it cannot be read, is no saved conversation, or one that this model cannot go on with.
         """
         try:
             saved = json.loads(path.read_text(encoding="utf-8"))
@@ -113,17 +116,32 @@ class Conversation:
         messages = saved.get("messages")
         if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
             raise _no_conversation(path, "one without messages")
-        cleaned = [clean_message(message, f"messages[{n}]") for n, message in enumerate(messages)]
-        why = None
+        reasoning = saved.get("reasoning")
         try:
-            self.session = Session.load(self.session.pair, _caches(path))
-        except SessionFileError as error:
-            self.session.reset()
-            why = str(error)
-        self.messages = cleaned
-        self.reasoning = saved.get("reasoning")
+            cleaned = [clean_message(message, f"messages[{n}]") for n, message in enumerate(messages)]
+            self._check_next(cleaned, reasoning)
+        except InputError as error:
+            raise _no_conversation(path, f"one that cannot go on: {error}") from error
+        session, why = self._saved_session(_caches(path), bool(cleaned))
+        self.session, self.messages, self.reasoning = session, cleaned, reasoning
         self.system = next((m["content"] for m in self.messages[:1] if m["role"] == "system"), None)
         return why
+
+    def _check_next(self, messages: list[Message], reasoning: Any) -> None:
+        """One more message would be taken: by the template, with this reasoning, within the context."""
+        asked = [*messages, {"role": "user", "content": "?"}]
+        pair = self.session.pair
+        check_request(pair, encode(pair.tokenizer, asked, reasoning=reasoning), Options())
+
+    def _saved_session(self, path: Path, needed: bool) -> tuple[Session, str | None]:
+        """A session with the saved caches, or a new one and why."""
+        pair = self.session.pair
+        if not path.exists():
+            return Session(pair), f"there is no {path.name}." if needed else None
+        try:
+            return Session.load(pair, path), None
+        except SessionFileError as error:
+            return Session(pair), str(error)
 
 
 def _caches(path: Path) -> Path:

@@ -12,7 +12,7 @@ import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
-from ..errors import InputError, must
+from ..errors import InputError, check_characters, must
 from .markers import added_tokens
 
 Message = Mapping[str, Any]
@@ -44,13 +44,15 @@ def encode_messages(
         _fail("reasoning", "left out with this model", repr(reasoning), "Its chat template has no such setting.")
     cleaned = [clean_message(message, f"messages[{number}]") for number, message in enumerate(messages)]
     given = [cleaned, [dict(tool) for tool in tools] if tools else None]
+    for text in _texts(given):
+        check_characters("messages", text)
     cut, (cleaned, listed) = _cut_markers(given, added_tokens(tokenizer))
     extra = {} if reasoning is None else {STRENGTH: reasoning}
     try:
         text = tokenizer.apply_chat_template(cleaned, tools=listed, add_generation_prompt=True, tokenize=False, **extra)
     except Exception as error:  # templates raise through jinja
         todo = "Correct roles and contents."
-        raise InputError(must("generate", "messages", "what the chat template takes", repr(error), todo)) from error
+        raise InputError(must("generate", "messages", "what the chat template takes", str(error), todo)) from error
     parts = text.split(cut) if cut else [text]  # the template writes the begin token itself
     return [token for part in parts for token in tokenizer.encode(part, add_special_tokens=False)]
 

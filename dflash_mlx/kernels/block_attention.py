@@ -11,7 +11,7 @@ from functools import lru_cache
 import mlx.core as mx
 
 from ..errors import DFlashError, must
-from .launch import METAL, Device, Launch, read_kernels, run
+from .launch import METAL, Device, Launch, dtype_name, read_kernels, run
 
 FILE, CHUNKS, MERGE = "block_attention.metal", "block_attention_chunks", "block_attention_merge"
 # The first four are the file's own constants.
@@ -169,15 +169,15 @@ def _check(queries: mx.array, keys: mx.array, values: mx.array, block: Block) ->
     _, kv_heads, capacity, _ = keys.shape
     reach = max(first + rows - oldest for first, oldest in zip(block.first, block.oldest(), strict=True))
     late = [first for first, start in zip(block.first, block.starts, strict=True) if start > first or start < 0]
-    entries = len(block.first)
+    entries, kinds = len(block.first), [dtype_name(array.dtype) for array in (queries, keys, values)]
     problems = [
         (keys.shape != values.shape, "values", f"of the keys' shape {keys.shape}", values.shape),
         (keys.shape[0] != batch or keys.shape[3] != size, "keys", f"[{batch}, Hk, R, {size}]", keys.shape),
         (heads % kv_heads != 0, "query heads", f"a multiple of the {kv_heads} key/value heads", heads),
-        (size not in HEAD_SIZES, "head size", f"one of {HEAD_SIZES}", size),
+        (size not in HEAD_SIZES, "head size", f"one of {', '.join(map(str, HEAD_SIZES))}", size),
         (not 1 <= rows <= MAX_ROWS, "rows", f"between 1 and {MAX_ROWS}", rows),
-        (queries.dtype not in DTYPES, "type", "float32, float16 or bfloat16", queries.dtype),
-        (not queries.dtype == keys.dtype == values.dtype, "types", f"all {queries.dtype}", (keys.dtype, values.dtype)),
+        (queries.dtype not in DTYPES, "type", "float32, float16 or bfloat16", kinds[0]),
+        (len(set(kinds)) > 1, "types", f"all {kinds[0]}", ", ".join(kinds[1:])),
         (capacity % KEYS != 0, "buffer rows", f"a multiple of {KEYS}", capacity),
         (block.chunk_keys % KEYS != 0, "keys per chunk", f"a multiple of {KEYS}", block.chunk_keys),
         (entries != batch, "first positions", f"{batch}, one per batch entry", entries),

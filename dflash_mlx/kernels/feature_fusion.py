@@ -15,7 +15,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..errors import DFlashError, must
-from .launch import METAL, Device, Launch, read_kernels, run
+from .launch import METAL, Device, Launch, dtype_name, read_kernels, run
 
 FILE, PRODUCT, NORM, KEYS_VALUES = "feature_fusion.metal", "fusion_product", "fusion_norm", "fusion_keys_values"
 # These four are the file's own constants.
@@ -275,18 +275,18 @@ def _check_product(taps: Sequence[mx.array], weight: Weight) -> None:
     if len(taps[0].shape) != 2:
         raise DFlashError(must("feature_fusion", "taps", "of shape [M, E]", taps[0].shape, STOCK))
     (rows, width), dtype = taps[0].shape, taps[0].dtype
-    shapes, kinds = {tap.shape for tap in taps}, {tap.dtype for tap in taps}
+    shapes, kinds = {tap.shape for tap in taps}, sorted({dtype_name(tap.dtype) for tap in taps})
     group = weight.group if weight.bits else GROUPS[0]
     stored = mx.uint32 if weight.bits else dtype
     problems: list[tuple[bool, str, str, object]] = [
         (len(shapes) > 1, "taps", f"all of shape {taps[0].shape}", sorted(shapes)),
         (not 1 <= rows <= MAX_ROWS, "rows", f"between 1 and {MAX_ROWS}", rows),
-        (dtype not in DTYPES or len(kinds) > 1, "type", "float32, float16 or bfloat16 for all taps", kinds),
-        (weight.bits not in (0, *BITS), "bits", f"one of {BITS}", weight.bits),
-        (group not in GROUPS, "group", f"one of {GROUPS}", group),
+        (dtype not in DTYPES or len(kinds) > 1, "type", "float32, float16 or bfloat16 for all taps", ", ".join(kinds)),
+        (weight.bits not in (0, *BITS), "bits", f"one of {', '.join(map(str, BITS))}", weight.bits),
+        (group not in GROUPS, "group", f"one of {', '.join(map(str, GROUPS))}", group),
         (not group or width % group != 0, "width", f"a multiple of {group}", width),
         (weight.inputs != width * len(taps), "inputs of the weight", f"{width * len(taps)}", weight.inputs),
-        (weight.array.dtype != stored, "type of the weight", f"{stored}", weight.array.dtype),
+        (weight.array.dtype != stored, "type of the weight", dtype_name(stored), dtype_name(weight.array.dtype)),
     ]
     for wrong, name, expected, value in problems:
         if wrong:
@@ -311,6 +311,6 @@ def _check_context(feature: mx.array, weights: ContextWeights) -> None:
 def _check_shapes(dtype: mx.Dtype, **arrays: tuple[mx.array | None, tuple[int, ...]]) -> None:
     """Compare shapes and types, by name."""
     for name, (array, shape) in arrays.items():
-        found = None if array is None else (array.shape, array.dtype)
-        if found != (shape, dtype):
-            raise DFlashError(must("feature_fusion", name, f"of shape {shape} and {dtype}", found, STOCK))
+        if array is None or (array.shape, array.dtype) != (shape, dtype):
+            found = None if array is None else f"{array.shape} and {dtype_name(array.dtype)}"
+            raise DFlashError(must("feature_fusion", name, f"of shape {shape} and {dtype_name(dtype)}", found, STOCK))

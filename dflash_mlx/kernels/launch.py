@@ -28,6 +28,11 @@ SECTION = re.compile(r"^// ==== (?:(helpers)|kernel (\w+)\(([\w, ]*)\) -> ([\w, 
 Size = tuple[int, int, int]
 
 
+def dtype_name(dtype: mx.Dtype) -> str:
+    """Such as "bfloat16"."""
+    return str(dtype).rpartition(".")[2]
+
+
 @dataclass(frozen=True)
 class Kernel:
     """One kernel of a `.metal` file, as `mx.fast.metal_kernel` takes it.

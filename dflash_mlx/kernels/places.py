@@ -15,7 +15,8 @@ from ..config import TargetConfig, ring_rows
 from ..drafter_config import DrafterConfig
 from ..loading.quantisation import Quantisation
 from .block_attention import EVERYTHING
-from .serving import CONTEXT_ROWS, DRAFTER, FEATURE, TARGET_FULL, TARGET_SLIDING, dtype_name
+from .launch import dtype_name
+from .serving import CONTEXT_ROWS, DRAFTER, FEATURE, TARGET_FULL, TARGET_SLIDING
 
 FULL_ROWS = 16384  # positions of a full layer's buffer in trials, or the model's most
 ATTENTION, FUSION = "block_attention", "feature_fusion"

@@ -23,11 +23,6 @@ LayerRows = list[tuple[mx.array, mx.array]]  # keys and values per layer
 NO_ROWS = (1, 0)
 
 
-def dtype_name(dtype: mx.Dtype) -> str:
-    """Such as "bfloat16"."""
-    return str(dtype).rpartition(".")[2]
-
-
 class Reach(NamedTuple):
     """What the rows of a forward see, said for the kernel and for stock attention; all layers of a kind share it.
 

@@ -14,7 +14,8 @@ from ..config import TargetConfig
 from ..drafter_config import DFlash2Config, DrafterConfig, drafter_config
 from ..errors import CheckpointError, must
 from ..fields import SAME_RELEASE
-from ..kernels.serving import STOCK, Kernels, dtype_name
+from ..kernels.launch import dtype_name
+from ..kernels.serving import STOCK, Kernels
 from ..models.dflash import DFlash
 from ..models.dflash2 import DFlash2
 from ..models.muse_glimmer import MuseGlimmer

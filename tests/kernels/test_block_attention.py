@@ -177,7 +177,7 @@ def test_constants_of_file_and_launcher_are_equal() -> None:
 
 REFUSED = {
     "rows": ({"rows": 17}, "rows must be between 1 and 16 but got 17"),
-    "head size": ({"size": 80}, "head size must be one of (16, 32, 64, 128) but got 80"),
+    "head size": ({"size": 80}, "head size must be one of 16, 32, 64, 128 but got 80"),
     "heads": ({"heads": 7}, "query heads must be a multiple of the 2 key/value heads but got 7"),
     "capacity": ({"capacity": 90}, "buffer rows must be a multiple of 16 but got 90"),
     "window": ({"block": Block((500,), 95)}, "visible positions must be at most the buffer's 96 rows but got 98"),
@@ -187,7 +187,7 @@ REFUSED = {
         "start must be between 0 and the block's first position but got (6,)",
     ),
     "entries": ({"block": Block((5, 6))}, "first positions must be 1, one per batch entry but got 2"),
-    "type": ({"dtype": mx.int32}, "type must be float32, float16 or bfloat16 but got"),
+    "type": ({"dtype": mx.int32}, "type must be float32, float16 or bfloat16 but got int32"),
 }
 
 

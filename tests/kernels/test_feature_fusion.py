@@ -173,26 +173,26 @@ REFUSED = {
         {"taps": [mx.zeros((4, 64), mx.int32)] * 3},
         "type must be float32, float16 or bfloat16 for all taps but got",
     ),
-    "bits": ({"fc": Weight(mx.zeros((64, 36), mx.uint32), group=64, bits=6)}, "bits must be one of (4, 8) but got 6"),
+    "bits": ({"fc": Weight(mx.zeros((64, 36), mx.uint32), group=64, bits=6)}, "bits must be one of 4, 8 but got 6"),
     "group": (
         {"fc": Weight(mx.zeros((64, 24), mx.uint32), group=16, bits=4)},
-        "group must be one of (32, 64, 128) but got 16",
+        "group must be one of 32, 64, 128 but got 16",
     ),
     "no group": (
         {"fc": Weight(mx.zeros((64, 24), mx.uint32), bits=4)},
-        "group must be one of (32, 64, 128) but got 0",
+        "group must be one of 32, 64, 128 but got 0",
     ),
     "width": ({"taps": [mx.zeros((4, 48))] * 4}, "width must be a multiple of 32 but got 48"),
     "inputs": ({"taps": [mx.zeros((4, 64))] * 2}, "inputs of the weight must be 128 but got 192"),
     "type of the weight": (
         {"fc": Weight(mx.zeros((64, 192), mx.float16))},
-        "type of the weight must be mlx.core.float32 but got mlx.core.float16",
+        "type of the weight must be float32 but got float16",
     ),
     "scales": (
         {"fc": Weight(QUANTISED.array, None, QUANTISED.biases, 64, 4)},
-        "scales must be of shape (64, 3) and mlx.core.float32 but got None",
+        "scales must be of shape (64, 3) and float32 but got None",
     ),
-    "gain": ({"gain": mx.zeros((63,))}, "gain must be of shape (64,) and mlx.core.float32 but got ((63,), "),
+    "gain": ({"gain": mx.zeros((63,))}, "gain must be of shape (64,) and float32 but got (63,) and float32"),
 }
 
 
@@ -215,7 +215,7 @@ REFUSED_CONTEXT = {
     "size": ({"weights": ContextWeights(STACK, mx.zeros((2, 9)), 3, 1e4, 1e-5)}, "head size must be even but got 9"),
     "gains": (
         {"weights": ContextWeights(STACK, mx.zeros((2, 8), mx.float16), 3, 1e4, 1e-5)},
-        "gains must be of shape (2, 8) and mlx.core.float32 but got ((2, 8), mlx.core.float16)",
+        "gains must be of shape (2, 8) and float32 but got (2, 8) and float16",
     ),
 }
 
