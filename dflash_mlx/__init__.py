@@ -6,9 +6,11 @@ The names are loaded when they are first used: `dflash-mlx --help` must not wait
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
 
+TYPE_CHECKING = False  # checkers take it for typing's; importing that takes longer than all else here, before `main`
 if TYPE_CHECKING:
+    from typing import Any
+
     from .engine import Engine
     from .errors import (
         CheckpointError,

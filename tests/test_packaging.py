@@ -71,7 +71,7 @@ def test_wheel_names_distribution_command_and_licence(wheel: Path) -> None:
         texts = {
             name.split("/", 1)[1]: archive.read(name).decode() for name in archive.namelist() if ".dist-info/" in name
         }
-    assert "dflash-mlx = dflash_mlx.cli:main" in texts["entry_points.txt"]
+    assert "dflash-mlx = dflash_mlx.__main__:main" in texts["entry_points.txt"]
     assert "License-Expression: Apache-2.0" in texts["METADATA"]
     assert "mlx[cpu]>=0.32.2; sys_platform == 'linux'" in texts["METADATA"]
     assert "mlx>=0.32.2; sys_platform == 'darwin'" in texts["METADATA"]
