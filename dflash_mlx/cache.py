@@ -24,7 +24,8 @@ from .rows import GROWTH_ROWS, QuantisedRows, Rows
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-SLICE_ROWS = 64  # a ring that has not wrapped is attended up to the next multiple of this
+# A ring that has not wrapped is attended up to the next multiple of this.
+TARGET_SLICE, DRAFTER_SLICE = 64, 16
 
 
 def ring_mask(offset: int, rows: int, held: int, capacity: int, span: int, causal: bool, start: int = 0) -> mx.array:
@@ -44,6 +45,18 @@ def ring_mask(offset: int, rows: int, held: int, capacity: int, span: int, causa
     distance = mx.arange(offset, offset + rows)[:, None] - key[None]
     near = (distance >= 0) & (distance < span) if causal else mx.abs(distance) < span
     return near & (key >= start)[None]
+
+
+def ring_reach(block: Block, rows: int, capacity: int, slice_rows: int) -> Reach:
+    """What a block's rows see of a ring: its leading rows up to the next multiple of `slice_rows`, and a mask."""
+    [first], [start] = block.first, block.starts
+    held = min(capacity, -(-(first + rows) // slice_rows) * slice_rows)
+    return Reach(block, held, ring_mask(first, rows, held, capacity, block.span, block.causal, start))
+
+
+def full_reach(first: int, rows: int) -> Reach:
+    """What rows from position `first` on see of a layer that keeps all rows."""
+    return Reach(Block((first,)), first + rows, "causal" if rows > 1 else None)
 
 
 class History:
@@ -222,11 +235,9 @@ class Lane:
         cache.reserve(part.rows)
         self.rows = slice(begin, begin + part.rows)
         self.offset = cache.offset
-        self._cache, end = cache, cache.offset + part.rows
-        held = min(cache.ring, -(-end // SLICE_ROWS) * SLICE_ROWS)
-        near = ring_mask(cache.offset, part.rows, held, cache.ring, cache.window, True)
-        self._sliding = Reach(Block((cache.offset,), cache.window), held, near)
-        self._full = Reach(Block((cache.offset,)), end, "causal" if part.rows > 1 else None)
+        self._cache = cache
+        self._sliding = ring_reach(Block((cache.offset,), cache.window), part.rows, cache.ring, TARGET_SLICE)
+        self._full = full_reach(cache.offset, part.rows)
 
     def write(self, layer: int, full: bool, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array, Reach]:
         """Write T rows of a layer; returns keys and values as attention takes them, and what the rows see of them."""

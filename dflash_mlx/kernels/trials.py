@@ -8,12 +8,12 @@ from functools import partial
 import mlx.core as mx
 import numpy as np
 
-from ..cache import ring_mask
+from ..cache import DRAFTER_SLICE, TARGET_SLICE, full_reach, ring_reach
 from .block_attention import EVERYTHING, MAX_ROWS, Block, block_attention
 from .launch import Device
 from .places import AttentionPlace
 from .qualify import Case
-from .serving import Reach, stock_attention
+from .serving import DRAFTER, Reach, stock_attention
 
 GARBAGE = 30.0  # size of what lies in rows that nobody may see: rejected drafts, and positions past the window
 LARGE = 40.0  # deviation of scores whose exponential alone would overflow; an ordinary one is 1 to 4
@@ -44,11 +44,10 @@ class AttentionTrial:
 
     def _reach(self, block: Block, rows: int) -> Reach:
         """As the caches make it."""
-        [first], [start], place = block.first, block.starts, self.place
+        place = self.place
         if place.span == EVERYTHING:
-            return Reach(block, first + rows, "causal" if rows > 1 else None)
-        held = min(place.capacity, -(-(first + rows) // 16) * 16)
-        return Reach(block, held, ring_mask(first, rows, held, place.capacity, place.span, place.causal, start))
+            return full_reach(block.first[0], rows)
+        return ring_reach(block, rows, place.capacity, DRAFTER_SLICE if place.name == DRAFTER else TARGET_SLICE)
 
     def situations(self) -> Iterator[tuple[str, int, int, int, float]]:
         """Name, first position, start, rows, and a factor of the queries."""

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..cache import DrafterContext, ring_mask
+from ..cache import DRAFTER_SLICE, DrafterContext, ring_reach
 from ..drafter_config import DrafterConfig
 from ..kernels.block_attention import Block
 from ..kernels.feature_fusion import ContextWeights, Weight
@@ -161,9 +161,8 @@ class DFlash(nn.Module):
         """The block's last hidden rows, [S, E] -> [S, E]."""
         size, offset, config = x.shape[0], context.offset, self.config
         context.reserve(size)
-        held = min(context.ring, -(-(offset + size) // 16) * 16)
-        mask = ring_mask(offset, size, held, context.ring, config.span, causal=config.causal, start=context.start)
-        reach = Reach(Block((offset,), config.span, config.causal, (context.start,)), held, mask)
+        block = Block((offset,), config.span, config.causal, (context.start,))
+        reach = ring_reach(block, size, context.ring, DRAFTER_SLICE)
         x = x[None]
         for layer, rows in zip(self.layers, context.layers, strict=True):
             x = layer(x, rows, offset, reach)
