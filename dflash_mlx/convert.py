@@ -30,7 +30,7 @@ from .loading.quantisation import BITS, GROUP_SIZES
 from .loading.save import carry_over, complete_or_absent, write_tensors
 from .memory import Sizes, drafter_rings
 from .models.muse_glimmer import MuseGlimmer
-from .resources import find
+from .resources import find, user_path
 
 DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
 MEMORY_CONTEXT = 8192  # tokens that the memory in the report is for, at most the model's own
@@ -120,7 +120,7 @@ def convert(
         DFlashError: the system refuses to write there.
     """
     path = find("models/pocket/target") if str(source) == "pocket" else resolve(source)
-    out = Path(folder).expanduser()
+    out = user_path(folder)
     with complete_or_absent(out) as beside:
         work = _Work(path, form)
         tensors = work.tensors()

@@ -184,7 +184,7 @@ def drafter_config(raw: Mapping[str, Any]) -> DrafterConfig:
     """
     fields = Fields(raw, "dflash_config")
     found = [name for name in DFLASH2_FIELDS if fields.get(name) is not None]
-    second = DFLASH2_ARCHITECTURE in (raw.get("architectures") or ())
+    second = DFLASH2_ARCHITECTURE in (fields.typed("architectures", (list, tuple), "a list") or ())
     if found and raw.get("model_type") in DRAFTER_MODEL_TYPES:
         todo = f"The config says {raw['model_type']} (v1) and {DFLASH2_ARCHITECTURE}'s fields; remove the wrong ones."
         raise CheckpointError(must("config", found[0], "absent from a v1 drafter", repr(fields.get(found[0])), todo))

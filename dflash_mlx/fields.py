@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import Any
 
 from .errors import CheckpointError, must
 
+MOST = 1 << 24  # no size of these models comes near; a product of two still fits where MLX keeps shapes
+LARGEST = sys.float_info.max
 SAME_RELEASE = "Check that config and weights are from the same release"
 
 
@@ -44,14 +47,14 @@ class Fields:
 
     def integer(self, name: str, least: int = 1) -> int:
         value = self.require(name)
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            expected = f"an integer of at least {least}"
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= MOST:
+            expected = f"an integer between {least} and {MOST}"
             raise CheckpointError(must("config", name, expected, repr(value), SAME_RELEASE + "."))
         return value
 
     def number(self, name: str, default: float | None = None) -> float:
         value = self.require(name) if default is None else self.get(name, default)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= LARGEST:
             raise CheckpointError(must("config", name, "a number above 0", repr(value), SAME_RELEASE + "."))
         return float(value)
 
@@ -91,7 +94,7 @@ class Fields:
             todo = "Libraries default to 10000 or to 500000, so the checkpoint has to say it."
             raise CheckpointError(must("config", "rope_parameters.rope_theta", "present", "nothing", todo))
         for name, theta in found_values.items():
-            if isinstance(theta, bool) or not isinstance(theta, (int, float)) or not theta > 0:
+            if isinstance(theta, bool) or not isinstance(theta, (int, float)) or not 0 < theta <= LARGEST:
                 raise CheckpointError(must("config", name, "a number above 0", repr(theta), SAME_RELEASE + "."))
         if len(set(found_values.values())) > 1:
             text = " and ".join(f"{name}={value}" for name, value in found_values.items())

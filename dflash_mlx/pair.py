@@ -26,7 +26,7 @@ from .loading.hub import resolve
 from .memory import MemoryPlan, Sizes, keep_resident, plan_memory
 from .models.dflash import DFlash
 from .models.muse_glimmer import MuseGlimmer
-from .resources import find
+from .resources import find, is_folder, user_path
 from .round_costs import first_guess
 from .text import load_tokenizer
 from .tuned import Tuned, read_tuned, setup_of
@@ -289,7 +289,7 @@ def _paths(target: str | Path, draft: str | Path | None, notes: list[str]) -> tu
     target_path = find("models/pocket/target") if pocket else resolve(target)
     if draft is None:
         return target_path, None
-    local = not pocket and Path(target).expanduser().is_dir()
+    local = not pocket and is_folder(user_path(target))
     known = drafter_for(str(target), draft) if isinstance(draft, str) and not local else None
     if known is not None:
         return target_path, resolve(known)

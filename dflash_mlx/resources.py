@@ -39,6 +39,22 @@ def find(name: str) -> Path:
     )
 
 
+def user_path(name: str | Path) -> Path:
+    """A path as people write it, ``~`` included; a user that does not exist is left as it was written."""
+    try:
+        return Path(name).expanduser()
+    except RuntimeError:  # no home folder is known for it
+        return Path(name)
+
+
+def is_folder(path: Path) -> bool:
+    """Whether there is a folder; a name that the system does not take names none."""
+    try:
+        return path.is_dir()
+    except OSError:
+        return False
+
+
 def version() -> str:
     """Give the installed version of this distribution, or say that it is not installed."""
     try:

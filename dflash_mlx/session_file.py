@@ -73,7 +73,7 @@ def load(pair: Pair, path: str | Path) -> State:
     try:
         header = _read_header(path)
         facts = json.loads(header["facts"])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, struct.error) as error:
         if isinstance(error, SessionFileError):
             raise
         todo = "Check the path." if isinstance(error, OSError) else DAMAGED

@@ -65,7 +65,9 @@ def encode(
     if not all(isinstance(item, int) and not isinstance(item, bool) for item in items):
         kinds = sorted({type(item).__name__ for item in items})
         todo = "Mixed lists are not understood."
-        raise InputError(must("generate", "prompt", "text, token ids or chat messages", f"a list of {kinds}", todo))
+        raise InputError(
+            must("generate", "prompt", "text, token ids or chat messages", f"a list of {' and '.join(kinds)}", todo)
+        )
     return [int(item) for item in items]  # type: ignore[call-overload]
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import InputError, must
+from ..resources import user_path
 from .render import SEPARATOR, size, summary_line
 
 if TYPE_CHECKING:
@@ -76,9 +77,10 @@ def _say(text: str) -> None:
 
 
 def _path(name: str, argument: str) -> Path:
-    if not argument:
-        raise InputError(must("chat", f"/{name}", "followed by a file", "nothing", f"Write /{name} FILE."))
-    return Path(argument).expanduser()
+    if not argument or "\0" in argument:
+        found = repr(argument) if argument else "nothing"
+        raise InputError(must("chat", f"/{name}", "followed by a file", found, f"Write /{name} FILE."))
+    return user_path(argument)
 
 
 def _draft(argument: str, talk: Conversation, settings: Settings) -> None:

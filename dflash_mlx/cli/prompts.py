@@ -58,8 +58,9 @@ def _parsed(line: str, where: str) -> Any:
         value = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise InputError(must("prompts", where, "JSON", str(error), "Write one JSON value a line.")) from error
-    value = value.get("prompt", value.get("messages")) if isinstance(value, dict) else value
-    if not value or not isinstance(value, (str, list)):
+    chat = isinstance(value, dict) and "prompt" not in value
+    value = value.get("messages" if chat else "prompt") if isinstance(value, dict) else value
+    if not value or not isinstance(value, list if chat else (str, list)):
         expected = 'a text, {"prompt": TEXT} or {"messages": [...]}'
         raise InputError(must("prompts", where, expected, line[:80], "Correct the line."))
     return value

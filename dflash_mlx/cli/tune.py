@@ -62,9 +62,11 @@ def tune(texts: tuple[str, ...], file: Path | None, **flags: Any) -> None:
         todo = "Give one with --draft."
         raise InputError(must("tune", "the pair", "a target with a drafter", "a target alone", todo))
     report, tuned = measure(pair, prompts, **options, say=lambda line: note(line, quiet))
-    click.echo(json.dumps(report, indent=2) if flags["as_json"] else as_text(report))
-    if not flags["dry_run"]:
-        note(f"Stored in {_store(pair.target_path, pair.drafter_path, tuned)}.", quiet)
+    try:
+        if not flags["dry_run"]:  # first: a reader of stdout may leave in the middle
+            note(f"Stored in {_store(pair.target_path, pair.drafter_path, tuned)}.", quiet)
+    finally:
+        click.echo(json.dumps(report, indent=2) if flags["as_json"] else as_text(report))
 
 
 def _store(target: Path, drafter: Path, tuned: Tuned) -> Path:

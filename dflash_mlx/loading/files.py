@@ -43,7 +43,7 @@ def read_json(path: Path) -> dict[str, Any]:
         raise CheckpointError(must("load", path.name, f"in {path.parent}", "no such file", "Check the folder."))
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(must("load", str(path), "JSON", str(error), DOWNLOAD_AGAIN)) from None
     if not isinstance(value, dict):
         raise CheckpointError(must("load", str(path), "a JSON object", type(value).__name__, DOWNLOAD_AGAIN))
@@ -71,7 +71,7 @@ def read_header(path: Path) -> dict[str, Tensor]:
         return {
             name: _tensor(path, name, entry, size - 8 - length) for name, entry in header.items() if name[:2] != "__"
         }
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         if isinstance(error, CheckpointError):
             raise
         found = f"a broken header ({error})"

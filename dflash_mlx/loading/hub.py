@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from ..errors import CheckpointError, InputError, must
+from ..resources import is_folder, user_path
 
 FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer*", "*.tiktoken", "*.txt"]
 HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*/[\w.-]+$")
@@ -19,8 +20,8 @@ def resolve(name: str | Path) -> Path:
         InputError: the name is neither a folder nor a hub id.
         CheckpointError: the hub cannot be reached and the cache does not hold the model, or it is not there.
     """
-    path = Path(name).expanduser()
-    if path.is_dir() and name != "":  # the path of an empty name is the folder at hand
+    path = user_path(name)
+    if is_folder(path) and name != "":  # the path of an empty name is the folder at hand
         return path
     if isinstance(name, Path) or not HUB_ID.match(name):
         todo = "Check the spelling of the path."
