@@ -59,6 +59,8 @@ SHAPES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 POCKET = "pocket"
 PAIRS = (*SHAPES, POCKET)
+PROMPTS = ("1 token", "2 tokens", "window - 1", "window", "window + 1", "5 windows")
+STEPS = ("1", "7", "window - 1", "window", "window + 1", "all at once")
 _FOLDER = tempfile.TemporaryDirectory(prefix="dflash-mlx-grids-")
 atexit.register(_FOLDER.cleanup)
 
@@ -136,10 +138,21 @@ class Case:
 
 
 def grid(names: Sequence[str] = PAIRS) -> list[Case]:
-    """All cases, in a fixed order."""
-    lengths = ("1 token", "2 tokens", "window - 1", "window", "window + 1", "5 windows")
-    chunks = ("1", "7", "window - 1", "window", "window + 1", "all at once")
-    return [Case(*values) for values in itertools.product(names, KINDS, lengths, chunks, LENGTHS)]
+    """All cases, in a fixed order: pairs, kinds of weights, prompts and draft lengths, each with each.
+
+    Steps are dealt out: any three settings of the random pairs meet. With the pocket pair, which takes ten times as
+    long, a prompt has one step for each kind of weights, so that one prefill serves all draft lengths.
+    """
+    settings = itertools.product(names, KINDS, PROMPTS, LENGTHS)
+    return [
+        Case(name, kind, prompt, _step(name, kind, prompt, length), length) for name, kind, prompt, length in settings
+    ]
+
+
+def _step(name: str, kind: str, prompt: str, length: int | str) -> str:
+    at, weights = PROMPTS.index(prompt), KINDS.index(kind)
+    dealt = 2 * weights if name == POCKET else 3 * weights + PAIRS.index(name) + LENGTHS.index(length)
+    return STEPS[(at + dealt) % len(STEPS)]
 
 
 def schedule(length: int | str) -> Iterator[int]:
