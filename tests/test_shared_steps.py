@@ -12,6 +12,7 @@ import grids
 import mlx.core as mx
 import numpy as np
 import pytest
+from dealt import dealt
 from tiny import tiny_pair
 
 from dflash_mlx import Session, load
@@ -21,7 +22,7 @@ from dflash_mlx.options import Options
 from dflash_mlx.state import HostReads, State
 from dflash_mlx.stream import Stream, advance
 
-SEEDS, MORE_SEEDS = 2, 24
+SEEDS, MORE_SEEDS = 2, 15
 PROMPT = grids.prompts(crowds.SHAPE)["5 windows"]
 
 
@@ -73,8 +74,7 @@ def check(seed, kind, count=7):
     return seen
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
-@pytest.mark.parametrize("kind", grids.KINDS)
+@pytest.mark.parametrize(("kind", "seed"), dealt(grids.KINDS, range(SEEDS)))
 def test_sessions_in_shared_steps_give_what_each_gives_alone(kind, seed):
     """Prompts, lengths, sampling, seeds, draft lengths, arrivals and departures drawn; some of those present step."""
     seen = check(seed, kind)

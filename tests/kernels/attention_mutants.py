@@ -89,14 +89,12 @@ def killers() -> list[cases.Case]:
 
 
 def broken() -> str:
-    """Run the cases; gives the first wrong result."""
-    if found := cases.blind_row() or cases.lost_precision():
-        return found
+    """Run the cases; gives the first wrong result. What needs kernels of other types and sizes compiled comes last."""
     for case in killers():
         rows = (0, case.rows - 1) if case.rows > 1 else (0,)
         if found := cases.broken_promise(case, rows, mistrust=True):
             return f"{case}: {found}"
-    return ""
+    return cases.blind_row() or cases.lost_precision()
 
 
 SUBJECT = Subject(launcher, BY_HAND, EQUIVALENT, broken)
