@@ -7,11 +7,13 @@ the 16 positions before it. The expected counts are written down by hand from th
 from __future__ import annotations
 
 import random
+from functools import cache
 
 import grids
 import mlx.core as mx
 import numpy as np
 import pytest
+from dealt import dealt
 from usable import PROMPT, SHAPE, fresh
 
 from dflash_mlx import Session
@@ -57,13 +59,18 @@ EDITS = {
 }
 
 
-@pytest.mark.parametrize("length", [0, 4, 15])
-@pytest.mark.parametrize("edit", EDITS)
-def test_an_edited_history_goes_back_to_the_nearest_checkpoint(edit, length, pair):
+@cache
+def first_turn(length):
+    """A session after a long answer, to be forked, and the answer."""
+    session = Session(grids.pair(SHAPE))
+    return session, check(session, PROMPT, 0, max_tokens=LONG, draft_length=length)
+
+
+@pytest.mark.parametrize(("edit", "length"), dealt(tuple(EDITS), (0, 4, 15)))
+def test_an_edited_history_goes_back_to_the_nearest_checkpoint(edit, length):
     change, expected = EDITS[edit]
-    session = Session(pair)
-    first = check(session, PROMPT, 0, max_tokens=LONG, draft_length=length)
-    check(session, change(PROMPT, first), expected, max_tokens=9, draft_length=length)
+    session, first = first_turn(length)
+    check(session.fork(), change(PROMPT, first), expected, max_tokens=9, draft_length=length)
 
 
 @pytest.mark.parametrize("kind", ["bfloat16", "4-bit"])
@@ -121,7 +128,7 @@ def test_where_histories_part_a_checkpoint_is_left_for_the_next(pair):
         check(session, prompt, expected, max_tokens=30, draft_length=4)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3))])
 def test_random_edits_of_a_history_change_nothing_but_the_time(seed, pair):
     """Appended, cut, edited, repeated and shortened in turn; prefill steps, draft lengths and sampling change too."""
     draw, session, history = random.Random(seed), Session(pair), list(PROMPT)

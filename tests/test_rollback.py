@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from dataclasses import dataclass
+from functools import cache
 
 import grids
 import mlx.core as mx
@@ -79,6 +80,13 @@ def spoil(cache, begin, end):
     mx.eval(cache.arrays)
 
 
+@cache
+def undrafted(kind):
+    """The text walked through by single rows."""
+    pair = grids.pair("window 11", kind)
+    return walk(pair, text_of(pair), itertools.repeat(0), lambda width: 0)
+
+
 def text_of(pair, count=COUNT, seed=1):
     draw = random.Random(seed)
     return [draw.randrange(pair.target.config.vocab_size) for _ in range(count + 1)]
@@ -89,7 +97,7 @@ def text_of(pair, count=COUNT, seed=1):
 def test_any_mix_of_block_widths_leaves_the_logits_of_a_run_that_never_drafted(mix, kind):
     pair = grids.pair("window 11", kind)
     text = text_of(pair)
-    alone = walk(pair, text, itertools.repeat(0), lambda width: 0)
+    alone = undrafted(kind)
     draw = random.Random(2)
     mixed = walk(pair, text, itertools.cycle(MIXES[mix]), lambda width: draw.choice((0, width // 2, width)))
     assert len(alone.logits) == len(mixed.logits) == COUNT

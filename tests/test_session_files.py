@@ -24,15 +24,21 @@ def pair():
     return grids.pair(SHAPE)
 
 
-@pytest.fixture
-def saved(pair, tmp_path):
-    """A session whose rings have wrapped and that has copied a checkpoint, and its file."""
-    session = Session(pair)
+@pytest.fixture(scope="module")
+def long_session():
+    """A session whose rings have wrapped and that has copied a checkpoint."""
+    session = Session(grids.pair(SHAPE))
     session.generate(PROMPT, **OPTIONS)
     session.generate([*session.tokens, 5, 6], **OPTIONS)
     assert session._state.checkpoints.nbytes > 0
-    session.save(tmp_path / "a.session")
-    return session, tmp_path / "a.session"
+    return session
+
+
+@pytest.fixture
+def saved(long_session, tmp_path):
+    """A copy of the long session that may go on, and its file."""
+    long_session.save(tmp_path / "a.session")
+    return long_session.fork(), tmp_path / "a.session"
 
 
 def told(session, tokens, **options):
