@@ -8,12 +8,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from dealt import dealt
 
 from dflash_mlx.draft_length import AutoDraftLength, Experience
 from dflash_mlx.round_costs import RoundCosts
 from dflash_mlx.stats import Round
 
 MACHINES = ("M4 Pro, stock", "M4 Max, mlx-serve", "M5 Max, stock", "M3 Ultra, stock")
+STEADY = ("code", "chat", "reasoning off", "hopeless")
 SWITCHING = ("switching: maths, reasoning off", "switching: code, prose, hopeless")
 
 
@@ -40,8 +42,7 @@ def flat(length, context, streams):
     return 0.03 + 0.001 * length
 
 
-@pytest.mark.parametrize("machine", MACHINES)
-@pytest.mark.parametrize("text", ["code", "chat", "reasoning off", "hopeless"])
+@pytest.mark.parametrize(("machine", "text"), dealt(MACHINES, STEADY, of=2))
 def test_a_steady_text_runs_as_with_its_best_length(machine, text):
     found = simulator.rates(machine, text)
     best = simulator.best_fixed(found)

@@ -13,6 +13,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from command import run
+from dealt import dealt
 from tiny import tiny_pair
 
 import dflash_mlx
@@ -149,10 +150,10 @@ CASES = list(
 )[::7]
 
 
-@pytest.mark.parametrize("kind", ["float32", "bfloat16"])
-@pytest.mark.parametrize(("prompt", "step", "length", "temperature"), CASES, ids=str)
-def test_drafted_equals_plain_with_the_same_bits(kind, prompt, step, length, temperature):
+@pytest.mark.parametrize(("case", "kind"), dealt(CASES, ("float32", "bfloat16")), ids=str)
+def test_drafted_equals_plain_with_the_same_bits(case, kind):
     """Random drafts under a tutor: all, some and none of a block are kept, so rows are overwritten."""
+    prompt, step, length, temperature = case
     pair, tokens = eight(kind), grids.prompts(SHAPE, kind)[prompt]
     options = {"temperature": temperature, "seed": 3}
     expected = plain(pair, tokens, grids.GENERATED, **options)

@@ -7,6 +7,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 import reference
+from dealt import dealt
 from tiny import (
     FULL,
     SLIDING,
@@ -58,8 +59,7 @@ def test_drafted_blocks_are_those_of_transformers_in_every_round(name, tmp_path)
     agreement.agree(found, case.arrays["blocks"], agreement.allowed(case, "blocks"))
 
 
-@pytest.mark.parametrize("run", ["assisted", "ended"])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(("name", "run"), dealt(CASES, ("ended", "assisted")))
 def test_a_greedy_run_repeats_the_rounds_of_assisted_generation(name, run, tmp_path):
     agreement.check_assisted(agreement.read(name), run, tmp_path)
 
@@ -95,10 +95,10 @@ def _reference_blocks(case, weights, draft, features, rows):
     return np.stack(found)
 
 
-@pytest.mark.parametrize(
-    "steps", [[], [1] * 120, [7, 1, 3, 13, 1, 1, 8, 30, 1, 2, 1, 25, 1]], ids=["whole", "single", "mixed"]
-)
-@pytest.mark.parametrize("window", [1, 2, 5, 39, 200])
+STEPS = {"whole": [], "single": [1] * 120, "mixed": [7, 1, 3, 13, 1, 1, 8, 30, 1, 2, 1, 25, 1]}
+
+
+@pytest.mark.parametrize(("window", "steps"), dealt((1, 2, 5, 39, 200), tuple(STEPS), of=2))
 def test_the_window_reaches_exactly_as_far_as_the_formula_says(window, steps, tmp_path):
     """Window 1 sees only itself; the rings of the small windows wrap twice."""
     sizes = {"vocab": 61, "hidden": 48, "intermediate": 80, "heads": (6, 3), "head_dim": 8}
@@ -106,7 +106,7 @@ def test_the_window_reaches_exactly_as_far_as_the_formula_says(window, steps, tm
     tokens = np.random.RandomState(3).randint(0, spec.vocab, 120)
     expected, taps = reference.target_forward(text_config(spec), target_weights(spec), tokens, (0, 4))
     target = load_target(write_target(tmp_path / "target", spec))
-    logits, features = agreement.run_target(target, tokens, (0, 4), steps)
+    logits, features = agreement.run_target(target, tokens, (0, 4), STEPS[steps])
     agreement.agree(logits, expected)
     agreement.agree(features, np.concatenate(taps, axis=-1), 2e-5 * np.abs(features).max())
 

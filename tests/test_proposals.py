@@ -7,6 +7,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 import reference
+from dealt import dealt
 from tiny import drafter_config, drafter_weights, target_weights, text_config, tiny_specs
 
 from dflash_mlx import Session
@@ -16,6 +17,7 @@ from dflash_mlx.round import draft
 from dflash_mlx.state import BACKLOG_ROWS, HostReads, State
 
 SHAPE, SECOND = "window 11", "DFlash-2"
+STRETCHES = (1, BACKLOG_ROWS - 1, BACKLOG_ROWS, 2 * BACKLOG_ROWS + 9)
 EITHER = pytest.mark.parametrize("shape", [SHAPE, SECOND])
 
 
@@ -66,10 +68,8 @@ def test_proposals_after_many_rounds_are_those_of_the_formulas(shape):
     assert np.abs(block_logits(state) - expected).max() <= 5e-5 * np.abs(expected).max()
 
 
-@EITHER
-@pytest.mark.parametrize("kind", grids.KINDS)
-@pytest.mark.parametrize("prompt", ["1 token", "5 windows"])
-def test_proposals_after_rounds_of_all_widths(shape, prompt, kind):
+@pytest.mark.parametrize(("shape", "kind", "prompt"), dealt((SHAPE, SECOND), grids.KINDS, ("1 token", "5 windows")))
+def test_proposals_after_rounds_of_all_widths(shape, kind, prompt):
     """Every draft right, wrong, and a mix: after each of them the context holds the same rows."""
     tokens = grids.prompts(shape, kind)[prompt]
     history = tokens + list(grids.plain(shape, kind, prompt))
@@ -101,8 +101,7 @@ def test_proposals_after_a_long_prompt_have_the_whole_window(count):
     assert not (block_logits(lonely) == block_logits(state)).all()  # the comparison can tell contexts apart
 
 
-@EITHER
-@pytest.mark.parametrize("plain", [1, BACKLOG_ROWS - 1, BACKLOG_ROWS, 2 * BACKLOG_ROWS + 9])
+@pytest.mark.parametrize(("shape", "plain"), dealt((SHAPE, SECOND), STRETCHES, of=2))
 def test_proposals_after_a_plain_stretch(shape, plain):
     """Rows that were decoded without drafting reach the drafter in batches, before its next block."""
     prompt = grids.prompts(shape)["window"]

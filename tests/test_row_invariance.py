@@ -9,9 +9,11 @@ from __future__ import annotations
 import mlx.core as mx
 import numpy as np
 import pytest
+from dealt import dealt
 
 ROWS = (1, 2, 3, 5, 8, 15, 16, 17, 33, 64)
 DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
+HEADS = [(4, 2, 16), (6, 1, 32), (8, 8, 64), (16, 1, 128)]  # of queries, of keys and values, and their size
 SIZES = [(61, 48), (97, 131), (256, 515), (1024, 67)]
 
 
@@ -52,12 +54,10 @@ def test_a_quantised_product_is_the_same_whatever_the_number_of_rows(width, grou
     probe(lambda x, begin: mx.quantized_matmul(x, *packed, transpose=True, group_size=group, bits=width), x)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("buffer", [128, 256, 515])
-@pytest.mark.parametrize(("heads", "kv_heads", "size"), [(4, 2, 16), (6, 1, 32), (8, 8, 64), (16, 1, 128)])
-def test_attention_is_the_same_whatever_the_rows_and_the_length_of_the_buffer(heads, kv_heads, size, buffer, dtype):
+@pytest.mark.parametrize(("heads", "dtype", "buffer"), dealt(HEADS, tuple(DTYPES), (128, 256, 515)), ids=str)
+def test_attention_is_the_same_whatever_the_rows_and_the_length_of_the_buffer(heads, dtype, buffer):
     """A mask of any shape; hidden keys past the last row, as many as a cut or a whole buffer has."""
-    kind, first = DTYPES[dtype], 40
+    kind, first, (heads, kv_heads, size) = DTYPES[dtype], 40, heads
     x = normal(1, heads, 64, size, dtype=kind)
     keys, values = (normal(1, kv_heads, buffer, size, dtype=kind, seed=seed) for seed in (1, 2))
     position = mx.arange(first, first + 64)

@@ -29,7 +29,9 @@ WINDOW = 40
 RING = ring_rows(WINDOW)
 CHUNK = 32
 GARBAGE = 30.0  # size of what lies in rows that nobody may see: rejected drafts, and positions past the window
-SEED, SAMPLE = 20, 48
+SEED, SAMPLE = 23, 48
+# Each pair is two kernels to compile in two builds.
+SAMPLED_PAIRS = (("f32", 16), ("f16", 32), ("bf16", 64), ("f32", 128), ("f16", 128), ("bf16", 128))
 Arrays = tuple[mx.array, mx.array, mx.array]
 
 
@@ -141,8 +143,8 @@ def grid() -> list[Case]:
 
 
 def sample() -> list[Case]:
-    """Some of the grid, from a seed: each situation and each pair of type and head size, or more."""
-    cases = grid()
+    """Some of the grid, from a seed: each situation and each of six pairs of type and head size, or more."""
+    cases = [case for case in grid() if (case.dtype, case.size) in SAMPLED_PAIRS]
     random.Random(SEED).shuffle(cases)
     chosen = {(case.dtype, case.size): case for case in cases}
     by_situation = {case.situation: case for case in cases}

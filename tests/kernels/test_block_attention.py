@@ -144,9 +144,7 @@ class Recorder(CpuDevice):
         return super().run(launch)
 
 
-@pytest.mark.parametrize(
-    ("kind", "size"), [("f32", 16), ("f16", 32), ("bf16", 64), ("f32", 128), ("f16", 128), ("bf16", 128)]
-)
+@pytest.mark.parametrize(("kind", "size"), cases.SAMPLED_PAIRS)
 def test_text_of_mlx_has_the_signature_and_no_access_escapes_the_checker(kind: str, size: int) -> None:
     dtype = cases.DTYPES[kind]
     device = Recorder()
