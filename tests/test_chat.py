@@ -36,17 +36,17 @@ def answered(pair, messages, **options) -> Answer:
 
 
 def chat(*lines: str, flags: tuple[str, ...] = ()):
-    return run("chat", "--max-tokens", "24", *flags, stdin="".join(line + "\n" for line in lines))
+    return run("chat", "--max-tokens", "12", *flags, stdin="".join(line + "\n" for line in lines))
 
 
 class TestPipe:
     """Each line of a pipe is a message or a command."""
 
     def test_answers_go_to_stdout_and_see_the_history(self, pair) -> None:
-        first = answered(pair, [{"role": "user", "content": QUESTION}], max_tokens=24)
+        first = answered(pair, [{"role": "user", "content": QUESTION}], max_tokens=12)
         said = {"role": "assistant", "content": first.text, "reasoning_content": first.reasoning}
         messages = [{"role": "user", "content": QUESTION}, said, {"role": "user", "content": SECOND}]
-        second = answered(pair, messages, max_tokens=24)
+        second = answered(pair, messages, max_tokens=12)
         result = chat(QUESTION, SECOND)
         assert result.exit_code == 0
         assert result.stdout == "".join(text.removesuffix("\n") + "\n" for text in (first.text, second.text) if text)
@@ -62,16 +62,16 @@ class TestPipe:
         assert chat(QUESTION, flags=("--quiet",)).stderr == ""
 
     def test_lines_that_end_in_a_backslash_are_joined(self, pair) -> None:
-        expected = answered(pair, [{"role": "user", "content": "a\nb"}], max_tokens=24)
+        expected = answered(pair, [{"role": "user", "content": "a\nb"}], max_tokens=12)
         assert chat("a\\", "b", flags=("-q",)).stdout.rstrip("\n") == expected.text.rstrip("\n")
 
     def test_double_slash_begins_a_message(self, pair) -> None:
-        expected = answered(pair, [{"role": "user", "content": "/quit"}], max_tokens=24)
+        expected = answered(pair, [{"role": "user", "content": "/quit"}], max_tokens=12)
         assert chat("//quit", flags=("-q",)).stdout.rstrip("\n") == expected.text.rstrip("\n")
 
     def test_system_and_reasoning_reach_the_template(self, pair) -> None:
         messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": QUESTION}]
-        expected = answered(pair, messages, max_tokens=24, reasoning="low")
+        expected = answered(pair, messages, max_tokens=12, reasoning="low")
         for lines, flags in (([], ("--reasoning", "low")), (["/reasoning low"], ())):
             found = chat(*lines, QUESTION, flags=("-q", "--system", "Be brief.", *flags))
             assert found.stdout.rstrip("\n") == expected.text.rstrip("\n")
@@ -203,7 +203,7 @@ def test_stopped_answer_stays_in_the_conversation(pieces, pair) -> None:
     fresh = Conversation(dflash_mlx.Session(pair))
     fresh.messages = list(talk.messages)
     for each in (talk, fresh):
-        assert "".join(piece.text for piece in each.ask(SECOND, max_tokens=24))
+        assert "".join(piece.text for piece in each.ask(SECOND, max_tokens=12))
     assert talk.answer == fresh.answer
 
 

@@ -31,7 +31,7 @@ def engine(pair):
         yield running
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_each_request_gives_its_solo_run(seed):
     """Clients come in threads of their own, a quarter of them goes away; nobody notices the others."""
     jobs, wrong, draw = crowds.jobs(seed, 16), [], random.Random(seed)
@@ -119,7 +119,7 @@ def test_a_full_queue_refuses_and_says_when_to_come_again(pair):
 
 def test_a_request_over_a_limit_is_refused_with_the_numbers(pair):
     """Of the context, and of the memory beside the weights; one that fits alone waits until it does."""
-    room = pair.plan.session_bytes(355)
+    room = pair.plan.session_bytes(155)
     cut = grids.replace(pair, plan=grids.replace(pair.plan, limit=pair.plan.shared_bytes + room))
     with Engine(cut, max_streams=4) as engine:
         with pytest.raises(InputError, match=rf"prompt must be at most {pair.max_context} tokens but got"):
@@ -131,7 +131,7 @@ def test_a_request_over_a_limit_is_refused_with_the_numbers(pair):
             engine.submit(PROMPT, temperature=-1)
         gate, first = gated(engine, max_tokens=5)
         gate.wait()
-        large = engine.submit(PROMPT, max_tokens=300)
+        large = engine.submit(PROMPT, max_tokens=100)
         for _ in range(3):
             gate.open.release()
             gate.wait()
@@ -139,7 +139,7 @@ def test_a_request_over_a_limit_is_refused_with_the_numbers(pair):
         assert 0 < engine.figures()["reserved_bytes"] <= room
         gate.leave()
         assert first.result().tokens == solo(PROMPT[:5], max_tokens=5)
-        assert large.result().tokens == solo(PROMPT, max_tokens=300)
+        assert large.result().tokens == solo(PROMPT, max_tokens=100)
 
 
 def test_an_error_in_one_request_harms_no_other(engine):

@@ -51,7 +51,7 @@ def test_memory_is_flat_over_many_turns(length, pair):
     for turn in range(30):
         history = [*PROMPT[:20], *[turn] * 90]
         mx.reset_peak_memory()
-        session.generate(history, max_tokens=40, draft_length=length)
+        session.generate(history, max_tokens=10, draft_length=length)
         gc.collect()
         sizes.append(mx.get_active_memory())
         peaks.append(mx.get_peak_memory() - sizes[-1])
@@ -108,7 +108,7 @@ def test_a_fork_goes_its_own_way(pair):
     before = mx.get_active_memory()
     other = session.fork()
     assert mx.get_active_memory() - before < session._state.nbytes / 4
-    options = {"max_tokens": 30, "draft_length": 4}
+    options = {"max_tokens": 12, "draft_length": 4}
     for turn in range(3):
         for each, token in ((session, 1), (other, 2)):
             prompt = [*each.tokens, token, turn]
