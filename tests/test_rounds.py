@@ -18,7 +18,7 @@ from dflash_mlx import Session, generate, load
 from dflash_mlx.choice import PROPOSAL
 from dflash_mlx.slots import Slots
 
-SEED, SAMPLE, SAMPLE_OF_POCKET = 7, 27, 3  # a case of the pocket pair takes as long as ten others
+SEED, SAMPLE, SAMPLE_OF_POCKET = 7, 27, 2  # a case of the pocket pair takes as long as ten others
 CASES = grids.grid(tuple(grids.SHAPES))
 POCKET_CASES = grids.grid((grids.POCKET,)) if grids.has_pocket() else []
 SAMPLED = random.Random(SEED).sample(CASES, SAMPLE)

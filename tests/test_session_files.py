@@ -16,7 +16,7 @@ from usable import PROMPT, SHAPE
 from dflash_mlx import Session
 from dflash_mlx.errors import InputError, SessionFileError
 
-OPTIONS = {"max_tokens": 50, "draft_length": 4}
+LONG, OPTIONS = ({"max_tokens": count, "draft_length": 4} for count in (50, 20))
 
 
 @pytest.fixture
@@ -28,8 +28,8 @@ def pair():
 def long_session():
     """A session whose rings have wrapped and that has copied a checkpoint."""
     session = Session(grids.pair(SHAPE))
-    session.generate(PROMPT, **OPTIONS)
-    session.generate([*session.tokens, 5, 6], **OPTIONS)
+    session.generate(PROMPT, **LONG)
+    session.generate([*session.tokens, 5, 6], **LONG)
     assert session._state.checkpoints.nbytes > 0
     return session
 
@@ -165,7 +165,7 @@ def test_another_drafter_begins_anew_and_says_so(saved, pair):
 def test_a_target_alone_goes_on_from_a_session_that_had_a_drafter(saved, pair):
     session, path = saved
     tokens = [*session.tokens, 7]
-    out = Session.load(pair.without_drafter(), path).generate(tokens, max_tokens=50)
+    out = Session.load(pair.without_drafter(), path).generate(tokens, max_tokens=20)
     assert out.stats.reused_tokens == len(tokens) - 2
     assert out.tokens == session.generate(tokens, **OPTIONS).tokens
 
