@@ -7,6 +7,7 @@ width, L taps, T context rows. Source: transformers 5.24, `muse_glimmer_assistan
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -18,7 +19,7 @@ from ..kernels.feature_fusion import ContextWeights, Weight
 from ..kernels.serving import DRAFTER, STOCK, Kernels, Reach
 from ..rows import Rows
 from ..slots import Slots
-from .layers import Projections, RMSNorm, SwiGLU, heads, joined, rope
+from .layers import Matrix, Norm, Projections, RMSNorm, SwiGLU, heads, joined, matrix, normed, rope, swiglu, times
 from .muse_glimmer import MuseGlimmer
 
 
@@ -47,18 +48,33 @@ class Attention(Projections):
         self.config = config
 
     def keys_values(self, x: mx.array, offset: int) -> tuple[mx.array, mx.array]:
-        """Keys and values of [1, T, E] for positions offset..offset+T-1, each [1, Hk, T, D]."""
-        keys = self.k_norm(heads(self.k_proj(x), self.config.num_kv_heads))
-        values = heads(self.v_proj(x), self.config.num_kv_heads)
+        """Keys and values of [T, E] for positions offset..offset+T-1, each [1, Hk, T, D]."""
+        config, k, v = self.config, matrix(self["k_proj"]), matrix(self["v_proj"])
+        keys, values = keys_values(x, k, v, self["k_norm"].norm, config.num_kv_heads, config.head_dim)
         return rope(keys, self.config.rope_theta, offset), values
 
     def __call__(self, x: mx.array, rows: Rows, offset: int, reach: Reach) -> mx.array:
-        queries = self.q_norm(heads(self.q_proj(x), self.config.num_heads))
-        queries = rope(queries, self.config.rope_theta, offset)
+        """Attention of the block's normed rows [S, E], over the context and themselves, [1, H, S, D]."""
+        config = self.config
+        queries = queries_of(x, matrix(self["q_proj"]), self["q_norm"].norm, config.num_heads, config.head_dim)
         rows.write(offset, *self.keys_values(x, offset))
-        scale = self.config.head_dim**-0.5
-        output = self.kernels.attend(DRAFTER, queries, rows.keys, rows.values, reach, scale)
-        return self.o_proj(joined(output))
+        return self.kernels.attend(
+            DRAFTER, rope(queries, config.rope_theta, offset), rows.keys, rows.values, reach, config.head_dim**-0.5
+        )
+
+
+@partial(mx.compile, shapeless=True)
+def queries_of(x: mx.array, q: Matrix, norm: Norm, num_heads: int, size: int) -> mx.array:
+    """Queries of [T, E] without their positions, [1, H, T, D]."""
+    return normed(heads(times(x, q), num_heads, size), *norm)
+
+
+@partial(mx.compile, shapeless=True)
+def keys_values(
+    x: mx.array, k: Matrix, v: Matrix, norm: Norm, num_kv_heads: int, size: int
+) -> tuple[mx.array, mx.array]:
+    """Keys without their positions and values of [T, E], each [1, Hk, T, D]."""
+    return normed(heads(times(x, k), num_kv_heads, size), *norm), heads(times(x, v), num_kv_heads, size)
 
 
 class Layer(nn.Module):
@@ -72,8 +88,17 @@ class Layer(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
     def __call__(self, x: mx.array, rows: Rows, offset: int, reach: Reach) -> mx.array:
-        x = x + self.self_attn(self.input_layernorm(x), rows, offset, reach)
-        return x + self.mlp(self.post_attention_layernorm(x))
+        attention = self["self_attn"]
+        attended = attention(self["input_layernorm"](x), rows, offset, reach)
+        norm, mlp = self["post_attention_layernorm"].norm, self["mlp"].matrices
+        return after_attention(x, attended, matrix(attention["o_proj"]), norm, mlp)
+
+
+@partial(mx.compile, shapeless=True)
+def after_attention(x: mx.array, attended: mx.array, o: Matrix, norm: Norm, mlp: tuple[Matrix, ...]) -> mx.array:
+    """The layer's output [S, E] from its input [S, E] and what attention gave, [1, H, S, D]."""
+    x = x + times(joined(attended), o)
+    return x + swiglu(normed(x, *norm), *mlp)
 
 
 class DFlash(nn.Module):
@@ -109,7 +134,7 @@ class DFlash(nn.Module):
             features,
             self.context_weights,
             offset,
-            lambda: [layer.self_attn.keys_values(features[None], offset) for layer in self.layers],
+            lambda: [layer.self_attn.keys_values(features, offset) for layer in self.layers],
         )
         for rows, (keys, values) in zip(context.layers, made, strict=True):
             rows.write(offset, keys, values)
@@ -163,7 +188,6 @@ class DFlash(nn.Module):
         context.reserve(size)
         block = Block((offset,), config.span, config.causal, (context.start,))
         reach = ring_reach(block, size, context.ring, DRAFTER_SLICE)
-        x = x[None]
         for layer, rows in zip(self.layers, context.layers, strict=True):
             x = layer(x, rows, offset, reach)
-        return self.norm(x)[0]
+        return self.norm(x)

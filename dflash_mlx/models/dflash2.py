@@ -14,6 +14,7 @@ from ..drafter_config import DFlash2Config
 from ..kernels.serving import STOCK, Kernels, Reach
 from ..slots import Slots, Transitions
 from .dflash import DFlash, Layer
+from .layers import joined
 from .muse_glimmer import MuseGlimmer
 
 
@@ -32,23 +33,23 @@ class Convolution(nn.Module):
         self.group_size = config.group_size
 
     def coefficients(self, x: mx.array) -> tuple[mx.array, mx.array]:
-        """Those in front of a sublayer and those after it, [K, 1, S, E] each, from its normed input [1, S, E]."""
-        _, size, width = x.shape
+        """Those in front of a sublayer and those after it, [K, S, E] each, from its normed input [S, E]."""
+        size, width = x.shape
         _, taps, _ = self.base_kernel.shape
         shape = (size, 2, taps, width // self.group_size, self.group_size)
         by_group = self.kernel_projection(x).reshape(*shape[:-1], 1)
-        both = (self.base_kernel.astype(x.dtype).reshape(1, *shape[1:]) + by_group).reshape(1, *shape[:3], width)
-        front, after = (both[:, :, side].transpose(2, 0, 1, 3) for side in range(2))
+        both = (self.base_kernel.astype(x.dtype).reshape(shape[1:]) + by_group).reshape(*shape[:3], width)
+        front, after = (both[:, side].swapaxes(0, 1) for side in range(2))
         return front, after
 
     @staticmethod
     def mixed(x: mx.array, coefficients: mx.array) -> mx.array:
-        """Sum over t of coefficients[t] times the row t before, [1, S, E] -> [1, S, E]."""
-        taps, size = coefficients.shape[0], x.shape[1]
-        padded = mx.pad(x, [(0, 0), (taps - 1, 0), (0, 0)])
+        """Sum over t of coefficients[t] times the row t before, [S, E] -> [S, E]."""
+        taps, size = coefficients.shape[0], x.shape[0]
+        padded = mx.pad(x, [(taps - 1, 0), (0, 0)])
         result = coefficients[0] * x
         for back in range(1, taps):
-            result = result + coefficients[back] * padded[:, taps - 1 - back : taps - 1 - back + size]
+            result = result + coefficients[back] * padded[taps - 1 - back : taps - 1 - back + size]
         return result
 
 
@@ -63,7 +64,8 @@ class Layer2(Layer):
     def __call__(self, x: mx.array, rows: Rows, offset: int, reach: Reach) -> mx.array:
         normed = self.input_layernorm(x)
         front, after = self.attention_conv.coefficients(normed)
-        x = x + Convolution.mixed(self.self_attn(Convolution.mixed(normed, front), rows, offset, reach), after)
+        attended = joined(self.self_attn(Convolution.mixed(normed, front), rows, offset, reach))
+        x = x + Convolution.mixed(self.self_attn.o_proj(attended), after)
         normed = self.post_attention_layernorm(x)
         front, after = self.mlp_conv.coefficients(normed)
         return x + Convolution.mixed(self.mlp(Convolution.mixed(normed, front)), after)

@@ -1,13 +1,23 @@
-"""Layers that two models use. Norms compute in float32 and return the input's dtype."""
+"""Layers that two models use. Norms compute in float32 and return the input's dtype.
+
+What a layer does between two attentions is one compiled function, `shapeless` as rows differ: it is traced once for all
+models, and Python then builds as good as nothing of it. So such functions get arrays and numbers, not modules, and may
+take no size from a shape: one that is no row count must be a number among the arguments.
+Letters: T rows, E model width, H heads, D head size.
+"""
 
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 
 from ..config import Shape
+
+Matrix = tuple[Any, ...]  # of a linear layer: (weight,), or what `mx.quantized_matmul` takes
+Norm = tuple[mx.array, float]  # the factor per channel, and epsilon
 
 
 def rms(x: mx.array, eps: float) -> mx.array:
@@ -15,16 +25,25 @@ def rms(x: mx.array, eps: float) -> mx.array:
     return mx.fast.rms_norm(x, None, eps)
 
 
+def normed(x: mx.array, gain: mx.array, eps: float) -> mx.array:
+    """x * (mean(x^2) + eps)^-1/2 * gain over the last axis."""
+    return mx.fast.rms_norm(x, gain, eps).astype(x.dtype)
+
+
 class RMSNorm(nn.Module):
-    """x * (mean(x^2) + eps)^-1/2 * weight over the last axis."""
+    """RMS norm with a weight."""
 
     def __init__(self, dims: int, eps: float):
         super().__init__()
         self.weight = mx.ones((dims,))
         self.eps = eps
 
+    @property
+    def norm(self) -> Norm:
+        return self["weight"], self.eps
+
     def __call__(self, x: mx.array) -> mx.array:
-        return mx.fast.rms_norm(x, self.weight, self.eps).astype(x.dtype)
+        return normed(x, *self.norm)
 
 
 class CentredRMSNorm(nn.Module):
@@ -39,10 +58,31 @@ class CentredRMSNorm(nn.Module):
         self.eps = eps
         self._gain: tuple[mx.array, mx.array] | None = None
 
+    @property
+    def norm(self) -> Norm:
+        weight, gain = self["weight"], self.get("_gain")
+        if gain is None or gain[0] is not weight:
+            self._gain = gain = (weight, 1 + weight.astype(mx.float32))
+        return gain[1], self.eps
+
     def __call__(self, x: mx.array) -> mx.array:
-        if self._gain is None or self._gain[0] is not self.weight:
-            self._gain = (self.weight, 1 + self.weight.astype(mx.float32))
-        return mx.fast.rms_norm(x, self._gain[1], self.eps).astype(x.dtype)
+        return normed(x, *self.norm)
+
+
+def matrix(linear: nn.Linear | nn.QuantizedLinear) -> Matrix:
+    """The matrix of a linear layer, for `times`: plain arrays and numbers, as a compiled function takes them."""
+    if isinstance(linear, nn.QuantizedLinear):
+        arrays = linear["weight"], linear["scales"], linear.get("biases")
+        return *arrays, linear.group_size, linear.bits, linear.mode
+    return (linear["weight"],)
+
+
+def times(x: mx.array, matrix: Matrix) -> mx.array:
+    """x times the transposed matrix of a linear layer, [T, E] -> [T, N]."""
+    if len(matrix) == 1:
+        return x @ matrix[0].T
+    weight, scales, biases, group, bits, mode = matrix
+    return mx.quantized_matmul(x, weight, scales, biases, True, group, bits, mode)
 
 
 class Projections(nn.Module):
@@ -58,7 +98,7 @@ class Projections(nn.Module):
 
 
 class SwiGLU(nn.Module):
-    """down(silu(gate x) * up x), [.., E] -> [.., E]."""
+    """down(silu(gate x) * up x), [T, E] -> [T, E]."""
 
     def __init__(self, hidden: int, intermediate: int):
         super().__init__()
@@ -66,32 +106,28 @@ class SwiGLU(nn.Module):
         self.up_proj = nn.Linear(hidden, intermediate, bias=False)
         self.down_proj = nn.Linear(intermediate, hidden, bias=False)
 
+    @property
+    def matrices(self) -> tuple[Matrix, ...]:
+        return matrix(self["gate_proj"]), matrix(self["up_proj"]), matrix(self["down_proj"])
+
     def __call__(self, x: mx.array) -> mx.array:
-        return self.down_proj(swiglu(self.gate_proj(x), self.up_proj(x)))
-
-
-@partial(mx.compile, shapeless=True)  # one launch in place of two
-def swiglu(gate: mx.array, up: mx.array) -> mx.array:
-    """silu(gate) * up."""
-    return nn.silu(gate) * up
+        return swiglu(x, *self.matrices)
 
 
 @partial(mx.compile, shapeless=True)
-def gated(x: mx.array, gate: mx.array) -> mx.array:
-    """x * sigmoid(gate)."""
-    return x * mx.sigmoid(gate)
+def swiglu(x: mx.array, gate: Matrix, up: Matrix, down: Matrix) -> mx.array:
+    """down(silu(gate x) * up x)."""
+    return times(nn.silu(times(x, gate)) * times(x, up), down)
 
 
-def heads(x: mx.array, count: int) -> mx.array:
-    """[1, T, count * D] -> [1, count, T, D]."""
-    _, rows, width = x.shape
-    return x.reshape(1, rows, count, width // count).transpose(0, 2, 1, 3)
+def heads(x: mx.array, count: int, size: int) -> mx.array:
+    """[T, count * size] -> [1, count, T, size]."""
+    return mx.unflatten(x, 1, (count, size)).swapaxes(0, 1)[None]
 
 
 def joined(x: mx.array) -> mx.array:
-    """[1, H, T, D] -> [1, T, H * D]."""
-    _, count, rows, size = x.shape
-    return x.transpose(0, 2, 1, 3).reshape(1, rows, count * size)
+    """[1, H, T, D] -> [T, H * D]."""
+    return x.squeeze(0).swapaxes(0, 1).flatten(1)
 
 
 def rope(x: mx.array, theta: float, offset: int) -> mx.array:

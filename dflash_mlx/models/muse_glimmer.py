@@ -7,6 +7,7 @@ heads, D head size, V vocabulary. Source of the architecture: transformers 5.24,
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 import mlx.core as mx
@@ -15,7 +16,22 @@ import mlx.nn as nn
 from ..cache import Lane, Part, lanes
 from ..config import FULL, TargetConfig
 from ..kernels.serving import STOCK, TARGET_FULL, TARGET_SLIDING, Kernels
-from .layers import CentredRMSNorm, Projections, RMSNorm, SwiGLU, gated, heads, joined, rms, rope
+from .layers import (
+    CentredRMSNorm,
+    Matrix,
+    Norm,
+    Projections,
+    RMSNorm,
+    SwiGLU,
+    heads,
+    joined,
+    matrix,
+    normed,
+    rms,
+    rope,
+    swiglu,
+    times,
+)
 
 SUBMIT_LAYERS = 4  # after so many layers the device gets what there is of the graph, and works while the rest is built
 
@@ -35,18 +51,22 @@ class Attention(Projections):
         self.kernels = kernels
         self.gate_proj = nn.Linear(config.hidden_size, config.num_heads * config.head_dim, bias=False)
         self.index, self.config = index, config
+        self.sizes = config.num_heads, config.num_kv_heads, config.head_dim
         self.full = config.layer_types[index] == FULL
         # q * qk_scale / sqrt(D): RoPE is linear, so the query's factor joins the softmax scale.
         self.scale = config.qk_scale * config.head_dim**-0.5
 
-    def __call__(self, x: mx.array, lanes: Sequence[Lane]) -> mx.array:
-        config = self.config
-        queries = rms(heads(self.q_proj(x), config.num_heads), config.rms_norm_eps)
-        keys = rms(heads(self.k_proj(x), config.num_kv_heads), config.rms_norm_eps)
-        values = heads(self.v_proj(x), config.num_kv_heads)
-        outputs = [self._attend(lane, *(rows[:, :, lane.rows] for rows in (queries, keys, values))) for lane in lanes]
-        output = outputs[0] if len(outputs) == 1 else mx.concatenate(outputs, axis=2)
-        return self.o_proj(gated(joined(output), self.gate_proj(x)))
+    @property
+    def projections(self) -> tuple[Matrix, ...]:
+        """What the layer's input is multiplied by: for queries, keys, values and the gate."""
+        return matrix(self["q_proj"]), matrix(self["k_proj"]), matrix(self["v_proj"]), matrix(self["gate_proj"])
+
+    def __call__(self, queries: mx.array, keys: mx.array, values: mx.array, lanes: Sequence[Lane]) -> mx.array:
+        """Attention of all sessions' rows: queries [1, H, T, D], keys and values [1, Hk, T, D] -> [1, H, T, D]."""
+        if len(lanes) == 1:
+            return self._attend(lanes[0], queries, keys, values)
+        each = (self._attend(lane, *(x[:, :, lane.rows] for x in (queries, keys, values))) for lane in lanes)
+        return mx.concatenate(list(each), axis=2)
 
     def _attend(self, lane: Lane, queries: mx.array, keys: mx.array, values: mx.array) -> mx.array:
         """Attention of one session's rows: queries [1, H, T, D], keys and values [1, Hk, T, D]."""
@@ -71,8 +91,47 @@ class Layer(nn.Module):
         self.post_feedforward_layernorm = CentredRMSNorm(config.hidden_size, config.post_norm_eps)
 
     def __call__(self, x: mx.array, lanes: Sequence[Lane]) -> mx.array:
-        x = x + self.post_attention_layernorm(self.self_attn(self.input_layernorm(x), lanes))
-        return x + self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(x)))
+        attention = self["self_attn"]
+        queries, keys, values, gate = before_attention(
+            x, self["input_layernorm"].norm, attention.projections, attention.sizes
+        )
+        return after_attention(
+            x,
+            attention(queries, keys, values, lanes),
+            gate,
+            matrix(attention["o_proj"]),
+            self["post_attention_layernorm"].norm,
+            self["pre_feedforward_layernorm"].norm,
+            self["mlp"].matrices,
+            self["post_feedforward_layernorm"].norm,
+        )
+
+
+@partial(mx.compile, shapeless=True)
+def before_attention(
+    x: mx.array, norm: Norm, projections: tuple[Matrix, ...], sizes: tuple[int, int, int]
+) -> tuple[mx.array, mx.array, mx.array, mx.array]:
+    """Queries [1, H, T, D], keys and values [1, Hk, T, D], and the gate before its sigmoid [T, H * D], of x [T, E]."""
+    (q, k, v, gate), (num_heads, num_kv_heads, size), (_, eps) = projections, sizes, norm
+    x = normed(x, *norm)
+    queries, keys = rms(heads(times(x, q), num_heads, size), eps), rms(heads(times(x, k), num_kv_heads, size), eps)
+    return queries, keys, heads(times(x, v), num_kv_heads, size), times(x, gate)
+
+
+@partial(mx.compile, shapeless=True)
+def after_attention(
+    x: mx.array,
+    attended: mx.array,
+    gate: mx.array,
+    o: Matrix,
+    post_attention: Norm,
+    pre_feedforward: Norm,
+    mlp: tuple[Matrix, ...],
+    post_feedforward: Norm,
+) -> mx.array:
+    """The layer's output [T, E] from its input [T, E] and what attention gave, [1, H, T, D]."""
+    x = x + normed(times(joined(attended) * mx.sigmoid(gate), o), *post_attention)
+    return x + normed(swiglu(normed(x, *pre_feedforward), *mlp), *post_feedforward)
 
 
 class MuseGlimmer(nn.Module):
@@ -101,17 +160,17 @@ class MuseGlimmer(nn.Module):
         Returns:
             logits [N, V] float32 of the rows asked for, part after part (`None` where N is 0), and the taps.
         """
-        x = rms(self.embed_tokens(tokens), self.config.rms_norm_eps)[None]
+        x = rms(self.embed_tokens(tokens), self.config.rms_norm_eps)
         sessions = lanes(parts)
         tapped = []
         for index, layer in enumerate(self.layers):
             x = layer(x, sessions)
             if index in taps:
-                tapped.append(x[0])
+                tapped.append(x)
             if (index + 1) % SUBMIT_LAYERS == 0:
                 mx.async_eval(x)
         wanted = [
-            x[0, lane.rows.stop - part.logits : lane.rows.stop]
+            x[lane.rows.stop - part.logits : lane.rows.stop]
             for lane, part in zip(sessions, parts, strict=True)
             if part.logits
         ]
