@@ -4,11 +4,15 @@ Each engine lives in a process of its own, so that none pays for another's memor
 one after the other, in the order of a Latin square. All are given the same checkpoint, the same token ids and the same
 draft length, decode greedily, and must give the same tokens.
 
-  host s/round    CPU time of the main thread: building the graph, reading, bookkeeping (MLX computes elsewhere)
-  launches/round  operations in the graphs that are handed to MLX, as a Mac would launch them: views are none, and each
-                  of MLX's fast operations is one, though a CPU gets it in parts; counted in a run that is not timed
-  waits/round     times that the host waits for the device, counted in that run too
+  host s/round    CPU time of the main thread: building the graph, submitting it, reading, bookkeeping
+  build ms/round  the part of it outside MLX's evaluation: Python, and MLX's functions that make the graph's nodes
+  launches/round  operations in the graphs that are handed to MLX that are no views
+  waits/round     times that the host waits for the device
   peak MB         MLX's peak memory of a generation, weights included
+
+A Mac runs each of MLX's fast operations (norm, RoPE, attention) as one node; a CPU gets a dozen nodes in its place. So
+that building and launches are those of a Mac, they are taken in further processes where a stand-in of one node takes
+the place of each. What is generated there means nothing, and every round drafts as many tokens as elsewhere.
 
 Usage: pip install . mlx-vlm==0.7.10; python bench/versus.py [--dtype float32] [--tokens 128] [--repeats 4] [--out FILE]
 """
@@ -27,61 +31,55 @@ import tempfile
 import time
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 PROMPTS = ("def read_lines(path):\n", "class TestQueue(unittest.TestCase):\n", "import os\nimport sys\n\n\ndef main(")
+STAND_INS = " with stand-ins"
 ENGINES = ("dflash-mlx", "dflash-mlx plain", "mlx-lm plain", "mlx-vlm DFlash", "mlx-vlm plain")
-FIGURES = ("tokens/s", "rounds/s", "host s/round", "launches/round", "waits/round", "peak MB")
-FAST = ("rms_norm", "layer_norm", "rope", "scaled_dot_product_attention")
+FIGURES = ("tokens/s", "rounds/s", "host s/round", "build ms/round", "launches/round", "waits/round", "peak MB")
+DIGITS = {"host s/round": 5, "build ms/round": 2}
+EVALUATE, READ = ("eval", "async_eval", "synchronize"), ("item", "tolist")
 VIEWS = ("Broadcast", "Transpose", "Unflatten", "Flatten", "ExpandDims", "Squeeze", "Slice", "Reshape", "AsStrided")
 NODE = re.compile(r'label ="([^"]*)", shape=rectangle')
 
 
-class Counter:
-    """Counts launches and waits while it is active, by standing before MLX's functions in this process alone."""
+class Around:
+    """Stands around MLX's functions that evaluate, while it is active and in this process alone."""
+
+    def __enter__(self) -> Self:
+        import mlx.core as mx
+
+        self._kept = [(mx, name, getattr(mx, name)) for name in EVALUATE]
+        self._kept += [(mx.array, name, getattr(mx.array, name)) for name in READ]
+        for owner, name, function in self._kept:
+            setattr(owner, name, self._around(function, name))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for owner, name, function in self._kept:
+            setattr(owner, name, function)
+
+    def _around(self, function: Any, name: str) -> Any:
+        def call(*arguments: Any, **rest: Any) -> Any:
+            return self.evaluate(lambda: function(*arguments, **rest), arguments, name != "async_eval")
+
+        return call
+
+    def evaluate(self, call: Any, arrays: Any, waits: bool) -> Any:
+        raise NotImplementedError
+
+
+class Counter(Around):
+    """Counts launches and waits."""
 
     def __init__(self) -> None:
         self.launches = self.waits = 0
         self._pending = False  # something was submitted that nobody has waited for
 
-    def __enter__(self) -> Counter:
-        import mlx.core as mx
-
-        self._kept = {name: getattr(mx, name) for name in ("eval", "async_eval", "synchronize")}
-        self._methods = {name: getattr(mx.array, name) for name in ("item", "tolist")}
-
-        def evaluated(name: str, waits: bool) -> Any:
-            def function(*arrays: Any, **rest: Any) -> Any:
-                self._count(arrays, waits)
-                return self._kept[name](*arrays, **rest)
-
-            return function
-
-        def read(name: str) -> Any:
-            def method(array: Any, *rest: Any) -> Any:
-                self._count((array,), True)
-                return self._methods[name](array, *rest)
-
-            return method
-
-        def fast(function: Any) -> Any:
-            def whole(*arguments: Any, **rest: Any) -> Any:
-                result = function(*arguments, **rest)
-                self.launches += 1 - (launches((result,)) - launches((arguments, rest)))
-                return result
-
-            return whole
-
-        self._fast = {name: getattr(mx.fast, name) for name in FAST}
-        for name, function in self._fast.items():
-            setattr(mx.fast, name, fast(function))
-        mx.eval, mx.async_eval = evaluated("eval", True), evaluated("async_eval", False)
-        mx.synchronize = evaluated("synchronize", True)
-        for name in self._methods:
-            setattr(mx.array, name, read(name))
-        return self
-
-    def _count(self, arrays: Any, waits: bool) -> None:
+    def evaluate(self, call: Any, arrays: Any, waits: bool) -> Any:
         """Count what is handed over; reading what was waited for already is no wait."""
         found = launches(arrays)
         self.launches += found
@@ -89,16 +87,35 @@ class Counter:
         if waits and self._pending:
             self.waits += 1
             self._pending = False
+        return call()
 
-    def __exit__(self, *_: object) -> None:
-        import mlx.core as mx
 
-        for name, function in self._kept.items():
-            setattr(mx, name, function)
-        for name, method in self._methods.items():
-            setattr(mx.array, name, method)
-        for name, function in self._fast.items():
-            setattr(mx.fast, name, function)
+class Evaluation(Around):
+    """Adds up the CPU seconds of this thread inside MLX's evaluation."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def evaluate(self, call: Any, arrays: Any, waits: bool) -> Any:
+        begun = time.thread_time()
+        result = call()
+        self.seconds += time.thread_time() - begun
+        return result
+
+
+def stand_in() -> None:
+    """Put one node in the place of each fast operation, from now on; its numbers stay small and mean nothing."""
+    import mlx.core as mx
+
+    def norm(x: Any, weight: Any, *_: Any, **__: Any) -> Any:
+        return mx.tanh(x) if weight is None else mx.arctan2(x, weight)
+
+    def attention(queries: Any, keys: Any, values: Any, *, mask: Any = None, **_: Any) -> Any:
+        return mx.depends(queries, [keys, values, *([mask] if isinstance(mask, mx.array) else [])])
+
+    mx.fast.rms_norm = mx.fast.layer_norm = norm
+    mx.fast.rope = lambda x, *_, **__: mx.negative(x)
+    mx.fast.scaled_dot_product_attention = attention
 
 
 def launches(arrays: Any) -> int:
@@ -155,6 +172,8 @@ class MlxVlm:
 
         self.model = load_model(target)
         self.drafter, self.kind = load_drafter(str(drafter)) if drafter else (None, None)
+        if self.drafter is not None:
+            self.drafter.prefer_requested_block_size = True  # else it drafts fewer than asked where few are accepted
 
     def tokens(self, prompt: list[int], count: int, length: int) -> tuple[list[int], int]:
         import mlx.core as mx
@@ -169,31 +188,29 @@ class MlxVlm:
         return found, rounds
 
 
-def worker(engine: str, target: Path, drafter: Path) -> None:
+def worker(engine: str, folder: Path) -> None:
     """Answer requests, one JSON line each, with the figures of one generation."""
     import mlx.core as mx
 
     mx.set_default_device(mx.cpu)
     answers, sys.stdout = sys.stdout, sys.stderr  # what an engine prints is not an answer
+    if engine.endswith(STAND_INS):
+        engine = engine.removesuffix(STAND_INS)
+        stand_in()
     kinds = {"dflash-mlx": Ours, "mlx-lm": MlxLm, "mlx-vlm": MlxVlm}
-    runner = kinds[engine.split()[0]](target, None if engine.endswith("plain") else drafter)
+    runner = kinds[engine.split()[0]](folder / "target", None if engine.endswith("plain") else folder / "drafter")
     for line in sys.stdin:
         asked = json.loads(line)
         mx.clear_cache()
         mx.reset_peak_memory()
-        with Counter() if asked["count_only"] else contextlib.nullcontext() as counter:
+        counter, evaluation = Counter(), Evaluation()
+        with {"count": counter, "build": evaluation}.get(asked["kind"], contextlib.nullcontext()):
             begun, cpu = time.perf_counter(), time.thread_time()
             found, rounds = runner.tokens(asked["prompt"], asked["tokens"], asked["length"])
             seconds, host = time.perf_counter() - begun, time.thread_time() - cpu
-        print(
-            json.dumps(
-                {
-                    "found": found, "rounds": rounds, "seconds": seconds, "host": host, "peak": mx.get_peak_memory(),
-                    "launches": counter.launches if counter else 0, "waits": counter.waits if counter else 0,
-                }
-            ),
-            file=answers, flush=True,
-        )  # fmt: skip
+        answer = {"found": found, "rounds": rounds, "seconds": seconds, "host": host, "peak": mx.get_peak_memory()}
+        answer |= {"launches": counter.launches, "waits": counter.waits, "build": host - evaluation.seconds}
+        print(json.dumps(answer), file=answers, flush=True)
 
 
 class Engine:
@@ -203,10 +220,10 @@ class Engine:
         command = [sys.executable, __file__, "--worker", name, str(folder)]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
-    def ask(self, prompt: list[int], tokens: int, length: int, count_only: bool = False) -> dict[str, Any]:
+    def ask(self, prompt: list[int], tokens: int, length: int, kind: str = "time") -> dict[str, Any]:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        asked = {"prompt": prompt, "tokens": tokens, "length": length, "count_only": count_only}
+        asked = {"prompt": prompt, "tokens": tokens, "length": length, "kind": kind}
         self._process.stdin.write(json.dumps(asked) + "\n")
         self._process.stdin.flush()
         answer = self._process.stdout.readline()
@@ -243,36 +260,40 @@ def measure(folder: Path, arguments: argparse.Namespace) -> dict[str, dict[str, 
 
     tokenizer = load("pocket", None).tokenizer
     prompts = [encode(tokenizer, text) for text in PROMPTS]
-    engines = {name: Engine(name, folder) for name in ENGINES}
+    engines = {name: Engine(name, folder) for name in (*ENGINES, *(name + STAND_INS for name in ENGINES))}
     tokens, length = arguments.tokens, arguments.draft_length
     for engine in engines.values():
         engine.ask(prompts[0], 16, length)  # warm-up
     figures: dict[str, dict[str, list[float]]] = {name: {figure: [] for figure in FIGURES} for name in ENGINES}
+
+    def rounds_of(name: str, prompt: list[int], kind: str) -> tuple[dict[str, Any], dict[str, float]]:
+        """A generation, and what each of its rounds took: what the prompt and the first token took is left out."""
+        first, done = (engines[name].ask(prompt, count, length, kind) for count in (1, tokens))
+        keys = ("seconds", "host", "build", "launches", "waits")
+        return done, {key: (done[key] - first[key]) / max(1, done["rounds"]) for key in keys}
+
     for prompt in prompts:
         truth = engines["dflash-mlx plain"].ask(prompt, tokens, length)["found"]
-        for name, engine in engines.items():
-            counted, short = (engine.ask(prompt, count, length, count_only=True) for count in (tokens, 1))
-            rounds = max(1, counted["rounds"])
-            figures[name]["launches/round"].append((counted["launches"] - short["launches"]) / rounds)
-            figures[name]["waits/round"].append((counted["waits"] - short["waits"]) / rounds)
-            same = counted["found"] == truth
+        for name in ENGINES:
+            same = engines[name].ask(prompt, tokens, length)["found"] == truth
             print(f"{name}: {'the same tokens' if same else 'OTHER TOKENS'} as plain decoding here", file=sys.stderr)
+            _, each = rounds_of(name + STAND_INS, prompt, "count")
+            figures[name]["launches/round"].append(each["launches"])
+            figures[name]["waits/round"].append(each["waits"])
         for order in orders(list(ENGINES), arguments.repeats):
             for name in order:
-                first, done = (engines[name].ask(prompt, count, length) for count in (1, tokens))
-                seconds = done["seconds"] - first["seconds"]  # rounds alone: the prompt and the first token left out
-                found, rounds = len(done["found"]) - 1, max(1, done["rounds"])
-                figures[name]["tokens/s"].append(found / seconds)
-                figures[name]["rounds/s"].append(rounds / seconds)
-                figures[name]["host s/round"].append((done["host"] - first["host"]) / rounds)
+                done, each = rounds_of(name, prompt, "time")
+                figures[name]["rounds/s"].append(1 / each["seconds"])
+                figures[name]["tokens/s"].append((len(done["found"]) - 1) / done["rounds"] / each["seconds"])
+                figures[name]["host s/round"].append(each["host"])
                 figures[name]["peak MB"].append(done["peak"] / 1e6)
+                figures[name]["build ms/round"].append(1e3 * rounds_of(name + STAND_INS, prompt, "build")[1]["build"])
     return {name: {figure: median(values) for figure, values in rows.items()} for name, rows in figures.items()}
 
 
 def main() -> None:
     if sys.argv[1:2] == ["--worker"]:
-        folder = Path(sys.argv[3])
-        worker(sys.argv[2], folder / "target", folder / "drafter")
+        worker(sys.argv[2], Path(sys.argv[3]))
         return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
@@ -286,8 +307,7 @@ def main() -> None:
         found = measure(Path(name), arguments)
     print("| engine | " + " | ".join(FIGURES) + " |\n|" + "---|" * (len(FIGURES) + 1))
     for name, row in found.items():
-        digits = {"host s/round": 5}
-        print(f"| {name} | " + " | ".join(f"{row[figure]:.{digits.get(figure, 1)}f}" for figure in FIGURES) + " |")
+        print(f"| {name} | " + " | ".join(f"{row[figure]:.{DIGITS.get(figure, 1)}f}" for figure in FIGURES) + " |")
     if arguments.out:
         arguments.out.write_text(json.dumps(found, indent=1) + "\n")
 
