@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import mlx.core as mx
@@ -41,8 +42,17 @@ def ring_mask(offset: int, rows: int, held: int, capacity: int, span: int, causa
         start: the oldest valid position.
     """
     last = offset + rows - 1
-    key = last - (last - mx.arange(held)) % capacity  # the newest position <= last that lives in the row
-    distance = mx.arange(offset, offset + rows)[:, None] - key[None]
+    query, back = mx.arange(offset, last + 1), mx.arange(last, last - held, -1)
+    return _visible(query, back, mx.array(last), mx.array(start), capacity, span, causal)
+
+
+@partial(mx.compile, shapeless=True)
+def _visible(
+    query: mx.array, back: mx.array, last: mx.array, start: mx.array, capacity: int, span: int, causal: bool
+) -> mx.array:
+    """`ring_mask` of queries at these positions, over the rows 0, 1, .. that lie `back` rows before the row `last`."""
+    key = last - back % capacity  # the newest position <= last that lives in the row
+    distance = query[:, None] - key[None]
     near = (distance >= 0) & (distance < span) if causal else mx.abs(distance) < span
     return near & (key >= start)[None]
 

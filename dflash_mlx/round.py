@@ -21,6 +21,8 @@ from .output import Output
 from .state import HostReads, State
 from .stats import Round
 
+NOTHING = mx.array([], dtype=mx.uint32)
+
 
 @dataclass(frozen=True)
 class Work:
@@ -63,20 +65,20 @@ def step(work: Sequence[Work], reads: HostReads, split: bool = False) -> list[Ro
     proposals, draft_s = [draft(each.state, each.choice, each.length, reads) for each in work], None
     if any(each.length and (split or each.choice.reads_drafts) for each in work):
         contexts = [array for each in work if each.state.context for array in each.state.context.arrays]
-        reads.read(mx.concatenate(proposals), [*proposals, *contexts])
+        reads.read(_joined(proposals), [*proposals, *contexts])
         draft_s = reads.seconds - before
     chosen, taps = verify(work, proposals)
-    found = [part for p, c in zip(proposals, chosen, strict=True) for part in (accept(p, c), p, c)]
+    found = [tokens for pair in zip(proposals, chosen, strict=True) for tokens in pair]
     along = [array for each, rows in zip(work, taps, strict=True) for array in (*each.state.arrays, *rows)]
     along += [copy for each in work for copy in each.state.secure_ahead()]
-    numbers = reads.read(mx.concatenate(found), along)
+    numbers = reads.read(_joined(found), along)
     waited = reads.seconds - before
     fed = sum(each.rows + each.length for each in work)
     streams = sum(1 for each in work if each.output.tokens)
     prompt_rows = sum(each.rows for each in work if not each.output.tokens)
     rounds: list[Round | Exception] = []
     for each, kept in zip(work, taps, strict=True):
-        count = 1 + each.length + each.scored
+        count = each.length + each.scored
         rounds.append(commit(each, kept, numbers[:count]))
         numbers = numbers[count:]
     total, cpu = time.perf_counter() - started, time.thread_time() - cpu
@@ -92,7 +94,7 @@ def draft(state: State, choice: Choice, length: int, reads: HostReads) -> mx.arr
     """The drafter's proposal for the next `length` positions, [k] uint32, lazy; the block has k + 1 slots."""
     drafter, context = state.pair.drafter, state.context
     if not length or drafter is None or context is None:
-        return mx.zeros((0,), dtype=mx.uint32)
+        return NOTHING
     state.project_backlog()
     masks = [drafter.config.mask_token_id] * length
     block = mx.array([state.tokens[-1], *masks], dtype=mx.uint32)
@@ -109,10 +111,10 @@ def verify(work: Sequence[Work], proposals: Sequence[mx.array]) -> tuple[list[mx
         tokens += [mx.array(state.tokens[begin : begin + each.rows], dtype=mx.uint32), proposal]
         parts.append(Part(state.cache, each.rows + each.length, each.scored))
         wanted = wanted or state.wanted_taps(each.rows)
-    forward = work[0].state.pair.target(mx.concatenate(tokens), parts, wanted)
+    forward = work[0].state.pair.target(_joined(tokens), parts, wanted)
     chosen, taps, row, scored = [], [], 0, 0
     for each, part, proposal in zip(work, parts, proposals, strict=True):
-        own, history = mx.zeros((0,), dtype=mx.uint32), each.state.tokens
+        own, history = NOTHING, each.state.tokens
         if part.logits:
             assert forward.logits is not None
             logits = forward.logits[scored : scored + part.logits]
@@ -125,15 +127,22 @@ def verify(work: Sequence[Work], proposals: Sequence[mx.array]) -> tuple[list[mx
     return chosen, taps
 
 
-def accept(proposal: mx.array, chosen: mx.array) -> mx.array:
-    """How many leading drafted tokens the target chose itself, [1] uint32; lazy."""
-    same = proposal == chosen[: proposal.shape[0]]
-    return mx.sum(mx.cumprod(same.astype(mx.uint32)), keepdims=True).astype(mx.uint32)
+def accept(drafted: Sequence[int], own: Sequence[int]) -> int:
+    """How many leading drafted tokens the target chose itself; `own` has one token more, or none where none was."""
+    pairs = enumerate(zip(drafted, own, strict=False))
+    return next((count for count, (draft, chosen) in pairs if draft != chosen), len(drafted))
+
+
+def _joined(tokens: Sequence[mx.array]) -> mx.array:
+    """All tokens one after the other, [N] uint32: no work on the device where one array has them all."""
+    some = [each for each in tokens if each.size]
+    return some[0] if len(some) == 1 else mx.concatenate(some) if some else NOTHING
 
 
 def commit(work: Work, taps: Sequence[mx.array], numbers: Sequence[int]) -> Round | Exception:
-    """Commit what the host has read: how many drafts were accepted, the drafts, and the target's own tokens."""
-    accepted, drafted, own = numbers[0], numbers[1 : 1 + work.length], numbers[1 + work.length :]
+    """Commit what the host has read: the drafts, and the target's own tokens."""
+    drafted, own = numbers[: work.length], numbers[work.length :]
+    accepted = accept(drafted, own)
     try:
         committed = work.output.take(work.choice.confirmed(own[: accepted + 1])) if own else []
         work.state.commit(work.rows + max(0, len(committed) - 1), committed, taps)

@@ -43,10 +43,12 @@ class Rows:
     def write(self, offset: int, keys: mx.array, values: mx.array) -> None:
         """Write T rows, [1, Hk, T, D], for positions offset..offset+T-1; T is at most the capacity."""
         rows, first = keys.shape[2], offset % self.capacity
-        head = min(rows, self.capacity - first)  # what fits before a ring's end; the rest starts at row 0
+        head = self.capacity - first  # what fits before a ring's end; the rest starts at row 0
+        if rows <= head:
+            self._put(first, keys, values)
+            return
         self._put(first, keys[:, :, :head], values[:, :, :head])
-        if head < rows:
-            self._put(0, keys[:, :, head:], values[:, :, head:])
+        self._put(0, keys[:, :, head:], values[:, :, head:])
 
     def _put(self, row: int, keys: mx.array, values: mx.array) -> None:
         end = row + keys.shape[2]

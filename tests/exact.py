@@ -180,9 +180,8 @@ class Sampler:
             block, rows = mx.array(proposal, dtype=mx.uint32), self.target_rows(tokens, proposal)
             drawn = Seeds(self.options, group).target(rows, len(history), history, block)
             chosen = drawn.reshape(len(group), -1)
-            accepted = mx.vmap(accept, (None, 0))(block, chosen)[:, 0].tolist()
-            for seed, own, count in zip(group, chosen.tolist(), accepted, strict=True):
-                kept = len(proposal) if self.keep_drafts else count
+            for seed, own in zip(group, chosen.tolist(), strict=True):
+                kept = len(proposal) if self.keep_drafts else accept(proposal, own)
                 found[seed] += (*proposal[:kept], *own[kept : kept + 1])
 
 

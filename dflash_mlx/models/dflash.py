@@ -46,6 +46,7 @@ class Attention(Projections):
         self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
         self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
         self.config = config
+        self.sizes = config.num_heads, config.num_kv_heads, config.head_dim
 
     def keys_values(self, x: mx.array, offset: int) -> tuple[mx.array, mx.array]:
         """Keys and values of [T, E] for positions offset..offset+T-1, each [1, Hk, T, D]."""
@@ -53,20 +54,33 @@ class Attention(Projections):
         keys, values = keys_values(x, k, v, self["k_norm"].norm, config.num_kv_heads, config.head_dim)
         return rope(keys, self.config.rope_theta, offset), values
 
-    def __call__(self, x: mx.array, rows: Rows, offset: int, reach: Reach) -> mx.array:
-        """Attention of the block's normed rows [S, E], over the context and themselves, [1, H, S, D]."""
+    @property
+    def projections(self) -> tuple[Matrix, ...]:
+        """What the block's normed rows are multiplied by: for queries, keys and values."""
+        return matrix(self["q_proj"]), matrix(self["k_proj"]), matrix(self["v_proj"])
+
+    @property
+    def norms(self) -> tuple[Norm, Norm]:
+        """Of queries and keys."""
+        return self["q_norm"].norm, self["k_norm"].norm
+
+    def __call__(
+        self, queries: mx.array, keys: mx.array, values: mx.array, rows: Rows, offset: int, reach: Reach
+    ) -> mx.array:
+        """Attention of a block over the context and itself.
+
+        Args:
+            queries, keys, values: [1, H, S, D] and twice [1, Hk, S, D], as `projected` gives them.
+            rows: the layer's context; the block's keys and values are written past it.
+            offset: position of the block's first row.
+            reach: what the rows see.
+        Returns:
+            [1, H, S, D], lazy.
+        """
         config = self.config
-        queries = queries_of(x, matrix(self["q_proj"]), self["q_norm"].norm, config.num_heads, config.head_dim)
-        rows.write(offset, *self.keys_values(x, offset))
-        return self.kernels.attend(
-            DRAFTER, rope(queries, config.rope_theta, offset), rows.keys, rows.values, reach, config.head_dim**-0.5
-        )
-
-
-@partial(mx.compile, shapeless=True)
-def queries_of(x: mx.array, q: Matrix, norm: Norm, num_heads: int, size: int) -> mx.array:
-    """Queries of [T, E] without their positions, [1, H, T, D]."""
-    return normed(heads(times(x, q), num_heads, size), *norm)
+        queries, keys = (rope(x, config.rope_theta, offset) for x in (queries, keys))
+        rows.write(offset, keys, values)
+        return self.kernels.attend(DRAFTER, queries, rows.keys, rows.values, reach, config.head_dim**-0.5)
 
 
 @partial(mx.compile, shapeless=True)
@@ -75,6 +89,24 @@ def keys_values(
 ) -> tuple[mx.array, mx.array]:
     """Keys without their positions and values of [T, E], each [1, Hk, T, D]."""
     return normed(heads(times(x, k), num_kv_heads, size), *norm), heads(times(x, v), num_kv_heads, size)
+
+
+@partial(mx.compile, shapeless=True)
+def projected(
+    x: mx.array, projections: tuple[Matrix, ...], norms: tuple[Norm, Norm], sizes: tuple[int, int, int]
+) -> tuple[mx.array, mx.array, mx.array]:
+    """Queries [1, H, S, D] and keys and values [1, Hk, S, D] of normed rows [S, E], without their positions."""
+    (q, k, v), (num_heads, num_kv_heads, size) = projections, sizes
+    queries = normed(heads(times(x, q), num_heads, size), *norms[0])
+    return queries, *keys_values(x, k, v, norms[1], num_kv_heads, size)
+
+
+@partial(mx.compile, shapeless=True)
+def before_attention(
+    x: mx.array, norm: Norm, projections: tuple[Matrix, ...], norms: tuple[Norm, Norm], sizes: tuple[int, int, int]
+) -> tuple[mx.array, mx.array, mx.array]:
+    """As `projected`, of rows before the layer's norm."""
+    return projected(normed(x, *norm), projections, norms, sizes)
 
 
 class Layer(nn.Module):
@@ -89,7 +121,10 @@ class Layer(nn.Module):
 
     def __call__(self, x: mx.array, rows: Rows, offset: int, reach: Reach) -> mx.array:
         attention = self["self_attn"]
-        attended = attention(self["input_layernorm"](x), rows, offset, reach)
+        block = before_attention(
+            x, self["input_layernorm"].norm, attention.projections, attention.norms, attention.sizes
+        )
+        attended = attention(*block, rows, offset, reach)
         norm, mlp = self["post_attention_layernorm"].norm, self["mlp"].matrices
         return after_attention(x, attended, matrix(attention["o_proj"]), norm, mlp)
 

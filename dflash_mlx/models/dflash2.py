@@ -13,7 +13,7 @@ from ..cache import Rows
 from ..drafter_config import DFlash2Config
 from ..kernels.serving import STOCK, Kernels, Reach
 from ..slots import Slots, Transitions
-from .dflash import DFlash, Layer
+from .dflash import DFlash, Layer, projected
 from .layers import joined
 from .muse_glimmer import MuseGlimmer
 
@@ -64,8 +64,10 @@ class Layer2(Layer):
     def __call__(self, x: mx.array, rows: Rows, offset: int, reach: Reach) -> mx.array:
         normed = self.input_layernorm(x)
         front, after = self.attention_conv.coefficients(normed)
-        attended = joined(self.self_attn(Convolution.mixed(normed, front), rows, offset, reach))
-        x = x + Convolution.mixed(self.self_attn.o_proj(attended), after)
+        attention = self.self_attn
+        block = projected(Convolution.mixed(normed, front), attention.projections, attention.norms, attention.sizes)
+        attended = joined(attention(*block, rows, offset, reach))
+        x = x + Convolution.mixed(attention.o_proj(attended), after)
         normed = self.post_attention_layernorm(x)
         front, after = self.mlp_conv.coefficients(normed)
         return x + Convolution.mixed(self.mlp(Convolution.mixed(normed, front)), after)

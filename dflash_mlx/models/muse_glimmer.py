@@ -181,6 +181,10 @@ class MuseGlimmer(nn.Module):
 
     def _logits(self, rows: mx.array) -> mx.array:
         """multiplier first, then the soft cap, in float32."""
-        cap = self.config.softcap
-        scaled = self.head(rows).astype(mx.float32) * (self.config.output_multiplier / cap)
-        return cap * mx.tanh(scaled)
+        return soft_cap(self.head(rows), self.config.output_multiplier / self.config.softcap, self.config.softcap)
+
+
+@partial(mx.compile, shapeless=True)
+def soft_cap(x: mx.array, factor: float, cap: float) -> mx.array:
+    """cap * tanh(factor * x) in float32."""
+    return cap * mx.tanh(x.astype(mx.float32) * factor)
