@@ -19,7 +19,21 @@ from ..kernels.feature_fusion import ContextWeights, Weight
 from ..kernels.serving import DRAFTER, STOCK, Kernels, Reach
 from ..rows import Rows
 from ..slots import Slots
-from .layers import Matrix, Norm, Projections, RMSNorm, SwiGLU, heads, joined, matrix, normed, rope, swiglu, times
+from .layers import (
+    Matrix,
+    Norm,
+    Projections,
+    RMSNorm,
+    SwiGLU,
+    heads,
+    joined,
+    matrix,
+    normed,
+    rope,
+    split,
+    swiglu,
+    times,
+)
 from .muse_glimmer import MuseGlimmer
 
 
@@ -88,7 +102,8 @@ def keys_values(
     x: mx.array, k: Matrix, v: Matrix, norm: Norm, num_kv_heads: int, size: int
 ) -> tuple[mx.array, mx.array]:
     """Keys without their positions and values of [T, E], each [1, Hk, T, D]."""
-    return normed(heads(times(x, k), num_kv_heads, size), *norm), heads(times(x, v), num_kv_heads, size)
+    keys, values = split(times(x, k), num_kv_heads, size), split(times(x, v), num_kv_heads, size)
+    return heads(normed(keys, *norm)), heads(values)
 
 
 @partial(mx.compile, shapeless=True)
@@ -97,8 +112,8 @@ def projected(
 ) -> tuple[mx.array, mx.array, mx.array]:
     """Queries [1, H, S, D] and keys and values [1, Hk, S, D] of normed rows [S, E], without their positions."""
     (q, k, v), (num_heads, num_kv_heads, size) = projections, sizes
-    queries = normed(heads(times(x, q), num_heads, size), *norms[0])
-    return queries, *keys_values(x, k, v, norms[1], num_kv_heads, size)
+    queries = normed(split(times(x, q), num_heads, size), *norms[0])
+    return heads(queries), *keys_values(x, k, v, norms[1], num_kv_heads, size)
 
 
 @partial(mx.compile, shapeless=True)

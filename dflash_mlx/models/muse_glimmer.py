@@ -29,6 +29,7 @@ from .layers import (
     normed,
     rms,
     rope,
+    split,
     swiglu,
     times,
 )
@@ -114,8 +115,8 @@ def before_attention(
     """Queries [1, H, T, D], keys and values [1, Hk, T, D], and the gate before its sigmoid [T, H * D], of x [T, E]."""
     (q, k, v, gate), (num_heads, num_kv_heads, size), (_, eps) = projections, sizes, norm
     x = normed(x, *norm)
-    queries, keys = rms(heads(times(x, q), num_heads, size), eps), rms(heads(times(x, k), num_kv_heads, size), eps)
-    return queries, keys, heads(times(x, v), num_kv_heads, size), times(x, gate)
+    queries, keys = rms(split(times(x, q), num_heads, size), eps), rms(split(times(x, k), num_kv_heads, size), eps)
+    return heads(queries), heads(keys), heads(split(times(x, v), num_kv_heads, size)), times(x, gate)
 
 
 @partial(mx.compile, shapeless=True)
