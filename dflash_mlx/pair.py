@@ -158,6 +158,7 @@ def load(
 
     model = MuseGlimmer(config, ready.serving.kernels)
     build(model, checkpoint)
+    model.stack()
     alone = Pair(
         target=model,
         drafter=None,

@@ -8,6 +8,7 @@ Letters: T rows, E model width, H heads, D head size.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -83,6 +84,31 @@ def times(x: mx.array, matrix: Matrix) -> mx.array:
         return x @ matrix[0].T
     weight, scales, biases, group, bits, mode = matrix
     return mx.quantized_matmul(x, weight, scales, biases, True, group, bits, mode)
+
+
+def stack(linears: Sequence[nn.Linear | nn.QuantizedLinear]) -> Matrix | None:
+    """The matrices of linear layers over the same input as rows of one, lazy; `None` where their formats differ.
+
+    The layers' own arrays become views of it, so that nothing is held twice.
+    """
+    matrices = [matrix(linear) for linear in linears]
+    formats = {tuple((x.dtype, x.shape[1:]) if isinstance(x, mx.array) else x for x in each) for each in matrices}
+    if len(formats) > 1:
+        return None
+    whole = tuple(mx.concatenate(list(x)) if isinstance(x[0], mx.array) else x[0] for x in zip(*matrices, strict=True))
+    end = 0
+    for linear, own in zip(linears, matrices, strict=True):
+        begin, end = end, end + own[0].shape[0]
+        for name, array in zip(("weight", "scales", "biases"), whole, strict=False):
+            if isinstance(array, mx.array):
+                linear[name] = array[begin:end]
+    return whole
+
+
+def product(x: mx.array, matrices: tuple[Matrix, ...]) -> mx.array:
+    """x times several matrices, the results side by side as a stacked matrix gives them: [T, E] -> [T, N + N' + ..]."""
+    results = [times(x, each) for each in matrices]
+    return results[0] if len(results) == 1 else mx.concatenate(results, axis=1)
 
 
 class Projections(nn.Module):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -27,9 +27,11 @@ from .layers import (
     joined,
     matrix,
     normed,
+    product,
     rms,
     rope,
     split,
+    stack,
     swiglu,
     times,
 )
@@ -52,28 +54,38 @@ class Attention(Projections):
         self.kernels = kernels
         self.gate_proj = nn.Linear(config.hidden_size, config.num_heads * config.head_dim, bias=False)
         self.index, self.config = index, config
+        self._stacked: tuple[Any, ...] = ()  # the matrix of queries and keys, and the two weights that are views of it
         self.sizes = config.num_heads, config.num_kv_heads, config.head_dim
         self.full = config.layer_types[index] == FULL
         # q * qk_scale / sqrt(D): RoPE is linear, so the query's factor joins the softmax scale.
         self.scale = config.qk_scale * config.head_dim**-0.5
 
-    @property
-    def projections(self) -> tuple[Matrix, ...]:
-        """What the layer's input is multiplied by: for queries, keys, values and the gate."""
-        return matrix(self["q_proj"]), matrix(self["k_proj"]), matrix(self["v_proj"]), matrix(self["gate_proj"])
+    def stack(self) -> None:
+        """Put the matrices of queries and keys into one: then one product, one norm and one rotation serve both."""
+        both = self.q_proj, self.k_proj
+        whole = stack(both)
+        self._stacked = () if whole is None else (whole, *(linear.weight for linear in both))
 
-    def __call__(self, queries: mx.array, keys: mx.array, values: mx.array, lanes: Sequence[Lane]) -> mx.array:
-        """Attention of all sessions' rows: queries [1, H, T, D], keys and values [1, Hk, T, D] -> [1, H, T, D]."""
+    @property
+    def queries_keys(self) -> tuple[Matrix, ...]:
+        """What gives queries and keys: one matrix where they are stacked, and were not replaced since."""
+        q, k, stacked = self["q_proj"], self["k_proj"], self["_stacked"]
+        if stacked and stacked[1] is q["weight"] and stacked[2] is k["weight"]:
+            return (stacked[0],)
+        return matrix(q), matrix(k)
+
+    def __call__(self, both: mx.array, values: mx.array, lanes: Sequence[Lane]) -> mx.array:
+        """Attention of all sessions' rows: queries and keys [1, H + Hk, T, D], values [1, Hk, T, D] -> [1, H, T, D]."""
         if len(lanes) == 1:
-            return self._attend(lanes[0], queries, keys, values)
-        each = (self._attend(lane, *(x[:, :, lane.rows] for x in (queries, keys, values))) for lane in lanes)
+            return self._attend(lanes[0], both, values)
+        each = (self._attend(lane, both[:, :, lane.rows], values[:, :, lane.rows]) for lane in lanes)
         return mx.concatenate(list(each), axis=2)
 
-    def _attend(self, lane: Lane, queries: mx.array, keys: mx.array, values: mx.array) -> mx.array:
-        """Attention of one session's rows: queries [1, H, T, D], keys and values [1, Hk, T, D]."""
+    def _attend(self, lane: Lane, both: mx.array, values: mx.array) -> mx.array:
+        """Attention of one session's rows: arguments and result as `__call__`."""
         if self.config.rope_layers[self.index]:
-            queries = rope(queries, self.config.rope_theta, lane.offset)
-            keys = rope(keys, self.config.rope_theta, lane.offset)
+            both = rope(both, self.config.rope_theta, lane.offset)
+        queries, keys = both[:, : self.config.num_heads], both[:, self.config.num_heads :]
         keys, values, reach = lane.write(self.index, self.full, keys, values)
         place = TARGET_FULL if self.full else TARGET_SLIDING
         return self.kernels.attend(place, queries, keys, values, reach, self.scale)
@@ -93,12 +105,17 @@ class Layer(nn.Module):
 
     def __call__(self, x: mx.array, lanes: Sequence[Lane]) -> mx.array:
         attention = self["self_attn"]
-        queries, keys, values, gate = before_attention(
-            x, self["input_layernorm"].norm, attention.projections, attention.sizes
+        queries_keys, values, gate = before_attention(
+            x,
+            self["input_layernorm"].norm,
+            attention.queries_keys,
+            matrix(attention["v_proj"]),
+            matrix(attention["gate_proj"]),
+            attention.sizes,
         )
         return after_attention(
             x,
-            attention(queries, keys, values, lanes),
+            attention(queries_keys, values, lanes),
             gate,
             matrix(attention["o_proj"]),
             self["post_attention_layernorm"].norm,
@@ -110,13 +127,13 @@ class Layer(nn.Module):
 
 @partial(mx.compile, shapeless=True)
 def before_attention(
-    x: mx.array, norm: Norm, projections: tuple[Matrix, ...], sizes: tuple[int, int, int]
-) -> tuple[mx.array, mx.array, mx.array, mx.array]:
-    """Queries [1, H, T, D], keys and values [1, Hk, T, D], and the gate before its sigmoid [T, H * D], of x [T, E]."""
-    (q, k, v, gate), (num_heads, num_kv_heads, size), (_, eps) = projections, sizes, norm
+    x: mx.array, norm: Norm, queries_keys: tuple[Matrix, ...], v: Matrix, gate: Matrix, sizes: tuple[int, int, int]
+) -> tuple[mx.array, mx.array, mx.array]:
+    """Queries and keys [1, H + Hk, T, D], values [1, Hk, T, D], and the gate before its sigmoid [T, H * D]."""
+    (num_heads, num_kv_heads, size), (_, eps) = sizes, norm
     x = normed(x, *norm)
-    queries, keys = rms(split(times(x, q), num_heads, size), eps), rms(split(times(x, k), num_kv_heads, size), eps)
-    return heads(queries), heads(keys), heads(split(times(x, v), num_kv_heads, size)), times(x, gate)
+    both = rms(split(product(x, queries_keys), num_heads + num_kv_heads, size), eps)
+    return heads(both), heads(split(times(x, v), num_kv_heads, size)), times(x, gate)
 
 
 @partial(mx.compile, shapeless=True)
@@ -146,6 +163,11 @@ class MuseGlimmer(nn.Module):
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         if not config.tie_word_embeddings:
             self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+
+    def stack(self) -> None:
+        """Once the weights are there: put those into one that one product can serve."""
+        for layer in self.layers:
+            layer.self_attn.stack()
 
     def head(self, x: mx.array) -> mx.array:
         """The raw head, [.., E] -> [.., V]: no multiplier, no soft cap (the drafter reads it like this)."""
