@@ -14,7 +14,10 @@ A Mac runs each of MLX's fast operations (norm, RoPE, attention) as one node; a 
 that building and launches are those of a Mac, they are taken in further processes where a stand-in of one node takes
 the place of each. What is generated there means nothing, and every round drafts as many tokens as elsewhere.
 
-Usage: pip install . mlx-vlm==0.7.10; python bench/versus.py [--dtype float32] [--tokens 128] [--repeats 4] [--out FILE]
+With --narrow the pair keeps its layers and heads and an eighth of its widths and vocabulary: its text means nothing,
+nothing is accepted but by chance, and computing hardly counts beside the host's work.
+
+Usage: pip install . mlx-vlm==0.7.10; python bench/versus.py [--dtype float32] [--tokens 128] [--repeats 4] [--narrow]
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -43,6 +47,7 @@ FIGURES = ("tokens/s", "rounds/s", "host s/round", "build ms/round", "launches/r
 DIGITS = {"host s/round": 5, "build ms/round": 2}
 EVALUATE, READ = ("eval", "async_eval", "synchronize"), ("item", "tolist")
 VIEWS = ("Broadcast", "Transpose", "Unflatten", "Flatten", "ExpandDims", "Squeeze", "Slice", "Reshape", "AsStrided")
+NARROW = 8
 NODE = re.compile(r'label ="([^"]*)", shape=rectangle')
 
 
@@ -137,7 +142,7 @@ class Ours:
     def __init__(self, target: Path, drafter: Path | None):
         from dflash_mlx import load
 
-        self.pair = load(target, drafter)
+        self.pair = replace(load(target, drafter), eos_token_ids=frozenset())  # the others' steps stop at no token
 
     def tokens(self, prompt: list[int], count: int, length: int) -> tuple[list[int], int]:
         """The generated ids, and how many rounds they took."""
@@ -232,24 +237,36 @@ class Engine:
         return dict(json.loads(answer))
 
 
-def write_pair(folder: Path, dtype: str) -> None:
+def narrowed(key: str, weight: Any) -> Any:
+    """The leading eighth of each axis but those of the heads; the others are multiples of 256."""
+    heads = 0 if re.search(r"self_attn\.(q|gate)_proj", key) else 1 if "o_proj" in key else None
+    kept = [size if axis == heads or size % 256 else size // NARROW for axis, size in enumerate(weight.shape)]
+    return weight[tuple(slice(size) for size in kept)]
+
+
+def write_pair(folder: Path, dtype: str, narrow: bool) -> None:
     """The pocket pair in one type, as all engines read it: mlx-vlm wants the target in the drafter's config."""
     import mlx.core as mx
 
     from dflash_mlx.resources import find
 
-    pocket = find("models/pocket")
+    pocket, configs = find("models/pocket"), {}
     for name in ("target", "drafter"):
         shutil.copytree(pocket / name, folder / name)
         path = folder / name / "model.safetensors"
         weights = {key: value.astype(getattr(mx, dtype)) for key, value in mx.load(str(path)).items()}
+        weights = {key: mx.contiguous(narrowed(key, value)) for key, value in weights.items()} if narrow else weights
         mx.eval(weights)
         mx.save_safetensors(str(path), weights, {"format": "pt"})
-    target = json.loads((folder / "target/config.json").read_text())
-    config = json.loads((folder / "drafter/config.json").read_text())
-    text = target["text_config"]
-    config |= {"num_target_layers": text["num_hidden_layers"], "vocab_size": text["vocab_size"], "dtype": dtype}
-    (folder / "drafter/config.json").write_text(json.dumps(config))
+        configs[name] = json.loads((folder / name / "config.json").read_text())
+    text, drafter = configs["target"]["text_config"], configs["drafter"]
+    for config in (text, drafter) if narrow else ():
+        config |= {
+            key: config[key] // NARROW for key in ("hidden_size", "intermediate_size", "vocab_size") if key in config
+        }
+    drafter |= {"num_target_layers": text["num_hidden_layers"], "vocab_size": text["vocab_size"], "dtype": dtype}
+    for name, config in configs.items():
+        (folder / name / "config.json").write_text(json.dumps(config))
 
 
 def measure(folder: Path, arguments: argparse.Namespace) -> dict[str, dict[str, float]]:
@@ -259,7 +276,8 @@ def measure(folder: Path, arguments: argparse.Namespace) -> dict[str, dict[str, 
     from dflash_mlx.text import encode
 
     tokenizer = load("pocket", None).tokenizer
-    prompts = [encode(tokenizer, text) for text in PROMPTS]
+    vocab = json.loads((folder / "drafter/config.json").read_text())["vocab_size"]
+    prompts = [[token % vocab for token in encode(tokenizer, text)] for text in PROMPTS]
     engines = {name: Engine(name, folder) for name in (*ENGINES, *(name + STAND_INS for name in ENGINES))}
     tokens, length = arguments.tokens, arguments.draft_length
     for engine in engines.values():
@@ -300,10 +318,11 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--draft-length", type=int, default=4)
     parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--narrow", action="store_true", help="an eighth of the widths: what is left is host time")
     parser.add_argument("--out", type=Path, help="write the medians as JSON")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
-        write_pair(Path(name), arguments.dtype)
+        write_pair(Path(name), arguments.dtype, arguments.narrow)
         found = measure(Path(name), arguments)
     print("| engine | " + " | ".join(FIGURES) + " |\n|" + "---|" * (len(FIGURES) + 1))
     for name, row in found.items():
