@@ -91,7 +91,7 @@ def step(work: Sequence[Work], reads: HostReads, split: bool = False) -> list[Ro
 
 
 def draft(state: State, choice: Choice, length: int, reads: HostReads) -> mx.array:
-    """The drafter's proposal for the next `length` positions, [k] uint32, lazy; the block has k + 1 slots."""
+    """The drafter's proposal for the next `length` positions, [k] uint32, submitted; the block has k + 1 slots."""
     drafter, context = state.pair.drafter, state.context
     if not length or drafter is None or context is None:
         return NOTHING
@@ -99,7 +99,9 @@ def draft(state: State, choice: Choice, length: int, reads: HostReads) -> mx.arr
     masks = [drafter.config.mask_token_id] * length
     block = mx.array([state.tokens[-1], *masks], dtype=mx.uint32)
     slots = drafter.draft(block, context, state.pair.target, length)
-    return choice.proposal(slots, len(state.tokens), state.tokens, reads)
+    proposal = choice.proposal(slots, len(state.tokens), state.tokens, reads)
+    mx.async_eval(proposal)  # the device drafts while the host builds the target's graph
+    return proposal
 
 
 def verify(work: Sequence[Work], proposals: Sequence[mx.array]) -> tuple[list[mx.array], list[list[mx.array]]]:

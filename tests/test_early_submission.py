@@ -55,7 +55,7 @@ def test_a_copied_cache_would_be_noticed(pair: dflash_mlx.Pair) -> None:
     assert min(working_bytes(session, holding=True)) >= session._state.cache.layers[SLIDING_LAYER].keys.nbytes
 
 
-def test_the_residual_stream_is_submitted_every_few_layers(
+def test_drafts_are_submitted_and_the_residual_stream_is_every_few_layers(
     pair: dflash_mlx.Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     submitted: list[tuple[int, ...]] = []
@@ -68,6 +68,9 @@ def test_the_residual_stream_is_submitted_every_few_layers(
     monkeypatch.setattr(mx, "async_eval", counted)
     out = Session(pair).generate([5, 9, 2], max_tokens=9, draft_length=2)
     forwards = 1 + len(out.stats.rounds)
-    assert len(submitted) == forwards * (SIZES["layers"] // SUBMIT_LAYERS)
-    assert set(submitted) <= {(rows, SIZES["hidden"]) for rows in (1, 2, 3)}
+    streams = [shape for shape in submitted if len(shape) == 2]
+    assert len(streams) == forwards * (SIZES["layers"] // SUBMIT_LAYERS)
+    assert set(streams) <= {(rows, SIZES["hidden"]) for rows in (1, 2, 3)}
+    drafts = [shape for shape in submitted if len(shape) == 1]
+    assert drafts == [(round_.drafted,) for round_ in out.stats.rounds if round_.drafted]
     assert out.stats.syncs == forwards
