@@ -142,7 +142,8 @@ class Ours:
     def __init__(self, target: Path, drafter: Path | None):
         from dflash_mlx import load
 
-        self.pair = replace(load(target, drafter), eos_token_ids=frozenset())  # the others' steps stop at no token
+        # As the others' steps are called here: tokens alone, without their text, and none of them is an end.
+        self.pair = replace(load(target, drafter), tokenizer=None, eos_token_ids=frozenset())
 
     def tokens(self, prompt: list[int], count: int, length: int) -> tuple[list[int], int]:
         """The generated ids, and how many rounds they took."""
