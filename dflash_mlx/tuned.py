@@ -170,7 +170,7 @@ def _read() -> Mapping[str, Any]:
     """All that is stored; nothing where there is no file."""
     try:
         stored = json.loads(path().read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return {}
     if not isinstance(stored, dict):
         raise ValueError(f"a {type(stored).__name__} and no object")

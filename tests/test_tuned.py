@@ -143,6 +143,11 @@ def test_a_damaged_file_is_told_not_used_and_written_anew(text):
     assert read_tuned(*PAIR, PLAIN)[0] == FOUND
 
 
+def test_where_there_can_be_no_cache_folder_nothing_was_stored(tmp_path: Path):
+    (tmp_path / "cache").write_text("a file, not a folder")
+    assert read_tuned(*PAIR, PLAIN) == NOTHING
+
+
 def test_a_folder_in_the_files_place_is_told(tmp_path: Path):
     tuned.path().mkdir(parents=True)
     assert "cannot be used (IsADirectoryError" in read_tuned(*PAIR, PLAIN)[1]
