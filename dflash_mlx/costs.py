@@ -190,9 +190,11 @@ class Costs:
             work |= self.draft(slots or draft_length + 1, draft_length, context, streams)
         return work
 
-    def round_seconds(self, speeds: Speeds, draft_length: int, context: int, streams: int = 1) -> float:
-        """Predicted seconds of a round."""
-        return sum(map(speeds.seconds, self.round(draft_length, context, streams).values()))
+    def round_seconds(
+        self, speeds: Speeds, draft_length: int, context: int, streams: int = 1, slots: int | None = None
+    ) -> float:
+        """Predicted seconds of a round; `slots` as in `draft`."""
+        return sum(map(speeds.seconds, self.round(draft_length, context, streams, slots).values()))
 
 
 def _attended(shape: Shape, layers: int, rows: int, keys: int, item: int, streams: int) -> Work:

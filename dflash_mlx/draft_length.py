@@ -2,12 +2,16 @@
 
 It weighs what rounds cost (`round_costs.py`) against how often drafts are accepted, both learned while decoding.
 Drafting nothing is among its choices: where drafting loses it stops, and tries again after a while, each time a longer
-one. Streams that share a forward share the choice too, since the rows of all cost together. Its choices change time,
-never tokens; a fixed `draft_length` overrides it.
+one. Streams that share a forward share the choice too, since the rows of all cost together. Whether the drafter is
+given its whole block is learned beside (`block_width.py`). Its choices change time, never tokens; a fixed
+`draft_length` overrides it.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+from .block_width import BlockWidth, tokens
 from .round_costs import RoundCosts
 from .stats import Round
 
@@ -15,7 +19,7 @@ HOPE = 0.75  # acceptance of a slot before anything is known: that of chat, as p
 MEMORY = 0.95  # weight that the past keeps from one drafted round to the next: about 20 rounds count
 RESCALE = 1e9  # weight at which all is scaled back, long before digits are lost
 POOLED = 24.0  # rounds that all block widths together count for when one width is judged
-LOOK_FIRST, LOOK_MOST = 12, 192  # drafted rounds between two looks at another length
+LOOK_FIRST, LOOK_MOST = 24, 192  # drafted rounds between two looks at another length
 PAUSE_FIRST, PAUSE_MOST = 8, 256  # plain rounds before drafting is tried again
 GROWTH = 1.25  # of the pause from one try to the next
 YARDSTICK = 2  # plain rounds that are measured before anything is drafted
@@ -23,6 +27,14 @@ MARGIN = 0.98  # of the plain rate: below it drafting stops
 TRIAL = 2  # rounds of such a try
 FADED = 0.25  # weight that older rounds keep in it
 SETTLED = 12  # drafted rounds after which a stop has nothing to do with the one before
+CARRIED = 4.0  # rounds that the text before counts for when a text begins
+
+
+class Draft(NamedTuple):
+    """How a round drafts: `length` tokens, in the drafter's whole block or in one of just length + 1 slots."""
+
+    length: int
+    whole: bool = False
 
 
 class Acceptance:
@@ -35,6 +47,14 @@ class Acceptance:
         self._weight, self._hope = 1.0, hope
         self._all = _Counts(most)
         self._by_width: dict[int, _Counts] = {}
+
+    def carried_on(self) -> Acceptance:
+        """For another text: it starts from what is known here, and soon knows better."""
+        other, judged = Acceptance(len(self._all.tries), self._hope), self._all.tries[0]
+        if judged:
+            other._all.tries, other._all.hits = list(self._all.tries), list(self._all.hits)
+            other._all.scale(min(CARRIED / judged, 1 / self._weight))
+        return other
 
     def saw(self, drafted: int, accepted: int) -> None:
         """Learn from a round that drafted something."""
@@ -52,17 +72,18 @@ class Acceptance:
                 counts.scale(1 / self._weight)
             self._weight = 1.0
 
-    def expected(self) -> list[float]:
-        """Tokens that a round with each draft length is expected to commit; 1 for a plain one."""
-        one, share, run, total = self._weight, self._hope, 1.0, 1.0
-        shares, expected = [], [1.0]
+    def shares(self) -> list[float]:
+        """How often the draft in each slot is accepted if those before it are; expected, of all widths together."""
+        one, share, shares = self._weight, self._hope, []
         for hits, tries in zip(self._all.hits, self._all.tries, strict=True):
             share = (hits + one * share) / (tries + one)  # a slot that was seldom reached is like the one before it
             shares.append(share)
-            run *= share
-            total += run
-            expected.append(total)
-        pooled = POOLED * one
+        return shares
+
+    def expected(self) -> list[float]:
+        """Tokens that a round with each draft length is expected to commit; 1 for a plain one."""
+        shares = self.shares()
+        expected, pooled = tokens(shares), POOLED * self._weight
         for width, counts in self._by_width.items():
             run = total = 1.0
             for share, hits, tries in zip(shares, counts.hits, counts.tries, strict=False):
@@ -89,32 +110,39 @@ class Chooser:
     All streams of a round ask, and get one answer; then all tell what the round gave.
     """
 
-    def __init__(self, costs: RoundCosts, streams: int = 1, hope: float = HOPE):
-        self._costs, self._streams = costs, streams
-        self._acceptance = Acceptance(costs.most, hope)
-        self._choice: int | None = None  # for the round that is being asked about
+    def __init__(self, experience: Experience, streams: int = 1):
+        self._experience, self._costs, self._streams = experience, experience.costs, streams
+        self._acceptance = experience.latest = experience.latest.carried_on()
+        self._choice: Draft | None = None  # for the round that is being asked about
         self._accepted: int | None = None  # drafts in the last round, `None` where nothing was told since
         self._stopped, self._trial = False, 0  # rounds left of the try to draft again
         self._since_trial = 0  # drafted rounds
         self._pause = self._until_trial = float(PAUSE_FIRST)
         self._look, self._until_look, self._looked_at = LOOK_FIRST, LOOK_FIRST, 1  # the last: the best length then
 
-    def next(self, context: int) -> int:
-        """Tokens to draft in the next round, 0 to the most that the block allows."""
+    def next(self, context: int) -> Draft:
+        """How to draft in the next round; the length is 0 to the most that the block allows."""
         if self._choice is None:
             rates = self._rates(context)
             if self._accepted is not None:
                 self._advance(self._accepted, rates)
-            self._choice, self._accepted = self._choose(rates, context), None
+            length = self._choose(rates, context)
+            self._choice, self._accepted = Draft(length, self._experience.width.next(length)), None
         return self._choice
 
     def saw(self, round: Round, context: int) -> None:
         """Learn what a round gave to one of its streams."""
-        length = _mean_length(round, self._costs.most)
-        if length is not None:
-            self._costs.saw(length, context, self._streams, round.total_s)
-        if round.drafted:
-            self._acceptance.saw(round.drafted, round.accepted)
+        length, width = _mean_length(round, self._costs.most), self._experience.width
+        if round.drafted and width.is_look(round.drafted, round.slots):
+            if length is not None:
+                shares, seconds = self._acceptance.shares(), self._costs.seconds(context, self._streams)
+                width.saw(round.drafted, round.accepted, shares, round.total_s / seconds[length])
+                width.judge(shares, seconds)
+        else:
+            if length is not None:
+                self._costs.saw(length, context, self._streams, round.total_s)
+            if round.drafted:
+                self._acceptance.saw(round.drafted, round.accepted)
         self._accepted = (self._accepted or 0) + round.accepted
         self._choice = None
 
@@ -163,20 +191,24 @@ class Chooser:
 
 
 class Experience:
-    """What the sessions of a pair share: the costs of rounds, and the choice for rounds of several streams.
+    """What the sessions of a pair share: what rounds cost, the latest text's acceptance, choices for several streams.
 
     Args:
         costs: predicted, or measured by `tune`.
         hope: acceptance of a slot before anything is known of a text.
+        width: of the drafter's blocks; by default it stays at k + 1 slots.
     """
 
-    def __init__(self, costs: RoundCosts, hope: float = HOPE):
-        self.costs, self.hope = costs, hope
+    def __init__(self, costs: RoundCosts, hope: float = HOPE, width: BlockWidth | None = None):
+        self.costs, self.width = costs, width or BlockWidth(0)
+        self.latest = Acceptance(costs.most, hope)  # of the text that began last
         self._together: dict[int, Chooser] = {}
 
     def together(self, streams: int) -> Chooser:
         """Chooses for rounds of so many streams."""
-        return self._together.setdefault(streams, Chooser(self.costs, streams, self.hope))
+        if streams not in self._together:
+            self._together[streams] = Chooser(self, streams)
+        return self._together[streams]
 
 
 class AutoDraftLength:
@@ -188,10 +220,10 @@ class AutoDraftLength:
 
     def __init__(self, experience: Experience):
         self._experience = experience
-        self._alone = Chooser(experience.costs, hope=experience.hope)
+        self._alone = Chooser(experience)
 
-    def next(self, context: int, streams: int = 1) -> int:
-        """Tokens to draft in the next round, 0 to the most that the block allows.
+    def next(self, context: int, streams: int = 1) -> Draft:
+        """How to draft in the next round; the length is 0 to the most that the block allows.
 
         Args:
             context: positions that the caches hold.
@@ -226,14 +258,14 @@ def _mean_length(round: Round, most: int) -> int | None:
 
 
 class FixedDraftLength:
-    """The same length every round."""
+    """The same length every round, and the same width of the block."""
 
-    def __init__(self, length: int):
-        self._length = length
+    def __init__(self, length: int, whole: bool = False):
+        self._draft = Draft(length, whole)
 
-    def next(self, context: int, streams: int = 1) -> int:
+    def next(self, context: int, streams: int = 1) -> Draft:
         """The length, whatever the context and however many streams there are."""
-        return self._length
+        return self._draft
 
     def saw(self, round: Round, context: int, streams: int = 1) -> None:
         """Nothing to learn."""

@@ -51,6 +51,8 @@ class Options:
         seed: of the position-keyed noise; `None` draws one, and the statistics say which.
         stop: strings that end the text before them.
         draft_length: tokens drafted in a round, 0 (plain decoding) to block size less 1, or "auto".
+        whole_block: with a fixed `draft_length`, the drafter fills its whole block, of which that many drafts are used;
+            else a block of just so many slots and the anchor's. "auto" chooses itself.
         prefill_step_size: most prompt tokens in one forward.
     """
 
@@ -66,6 +68,7 @@ class Options:
     seed: int | None = None
     stop: str | Sequence[str] = ()
     draft_length: str | int = AUTO
+    whole_block: bool = False
     prefill_step_size: int = 2048
     stops: tuple[str, ...] = field(init=False, default=())
 
@@ -84,6 +87,8 @@ class Options:
         value = self.draft_length
         good = value == AUTO or (_is_integer(value) and int(value) >= 0)
         _check("draft_length", "'auto' or an integer of at least 0", value, good)
+        good = isinstance(self.whole_block, bool) and not (self.whole_block and value == AUTO)
+        _check("whole_block", "False, or True with a fixed draft_length", self.whole_block, good)
         good = self.seed is None or (_is_integer(self.seed) and 0 <= self.seed < 2**64)
         _check("seed", "None or an integer between 0 and 2**64 - 1", self.seed, good)
         _check("top_k", "an integer of at least 0", self.top_k, _is_integer(self.top_k) and self.top_k >= 0)

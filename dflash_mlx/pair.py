@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import mlx.core as mx
 
+from .block_width import GAIN, BlockWidth
 from .cache import DrafterContext, Part, TargetCache
 from .config import KV_BITS, TargetConfig, kv_group
 from .costs import Costs
@@ -27,7 +28,7 @@ from .memory import MemoryPlan, Sizes, keep_resident, plan_memory
 from .models.dflash import DFlash
 from .models.muse_glimmer import MuseGlimmer
 from .resources import find, is_folder, user_path
-from .round_costs import first_guess
+from .round_costs import first_cost_of_whole_blocks, first_guess
 from .text import load_tokenizer
 from .tuned import Tuned, read_tuned, setup_of
 
@@ -89,12 +90,14 @@ class Pair:
         """What this pair's sessions have learned of their rounds on this machine, for the automatic draft length."""
         assert self.drafter is not None
         guess, tuned = first_guess(self.costs, self.drafter.config.runtime_block_size - 1), self.tuned
+        cost_of_whole = first_cost_of_whole_blocks(self.costs, self.block_size)
         if tuned is None:
-            return Experience(guess)
+            return Experience(guess, width=BlockWidth(self.block_size, cost_of_whole))
         for length, context, seconds in tuned.rounds:
             if length <= guess.most:
                 guess.saw(length, context, 1, seconds)
-        return Experience(guess, tuned.acceptance)
+        gain, cost, speed = tuned.whole or (1.0, cost_of_whole, 1.0)
+        return Experience(guess, tuned.acceptance, BlockWidth(self.block_size, cost, gain, whole=speed > GAIN))
 
     @property
     def drafter_kind(self) -> str | None:

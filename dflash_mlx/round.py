@@ -34,6 +34,7 @@ class Work:
         output: takes the tokens and cuts them at an end.
         rows: waiting tokens to feed.
         length: tokens to draft after them, k; 0 where more tokens wait.
+        whole: the drafter fills its whole block; else one of k + 1 slots.
     """
 
     state: State
@@ -41,6 +42,12 @@ class Work:
     output: Output
     rows: int = 1
     length: int = 0
+    whole: bool = False
+
+    @property
+    def slots(self) -> int:
+        """Slots of the drafter's block, the anchor's included; 0 where nothing is drafted."""
+        return (self.state.pair.block_size if self.whole else self.length + 1) if self.length else 0
 
     @property
     def scored(self) -> int:
@@ -59,10 +66,10 @@ def step(work: Sequence[Work], reads: HostReads, split: bool = False) -> list[Ro
         For each session its round, or the error that ends its generation and no other's.
     """
     started, cpu, before = time.perf_counter(), time.thread_time(), reads.seconds
-    copies = [copy for each in work for copy in each.state.secure(each.rows + each.length)]
+    copies = [copy for each in work for copy in each.state.secure(each.rows + max(each.length, each.slots - 1))]
     if copies:  # rarely: the read of the step before has made those that a round could need
         reads.read(mx.zeros((1,)), copies)
-    proposals, draft_s = [draft(each.state, each.choice, each.length, reads) for each in work], None
+    proposals, draft_s = [draft(each, reads) for each in work], None
     if any(each.length and (split or each.choice.reads_drafts) for each in work):
         contexts = [array for each in work if each.state.context for array in each.state.context.arrays]
         reads.read(_joined(proposals), [*proposals, *contexts])
@@ -90,16 +97,17 @@ def step(work: Sequence[Work], reads: HostReads, split: bool = False) -> list[Ro
     return rounds
 
 
-def draft(state: State, choice: Choice, length: int, reads: HostReads) -> mx.array:
-    """The drafter's proposal for the next `length` positions, [k] uint32, submitted; the block has k + 1 slots."""
+def draft(work: Work, reads: HostReads) -> mx.array:
+    """The drafter's proposal for the next k positions, [k] uint32, submitted."""
+    state, length = work.state, work.length
     drafter, context = state.pair.drafter, state.context
     if not length or drafter is None or context is None:
         return NOTHING
     state.project_backlog()
-    masks = [drafter.config.mask_token_id] * length
+    masks = [drafter.config.mask_token_id] * (work.slots - 1)
     block = mx.array([state.tokens[-1], *masks], dtype=mx.uint32)
     slots = drafter.draft(block, context, state.pair.target, length)
-    proposal = choice.proposal(slots, len(state.tokens), state.tokens, reads)
+    proposal = work.choice.proposal(slots, len(state.tokens), state.tokens, reads)
     mx.async_eval(proposal)  # the device drafts while the host builds the target's graph
     return proposal
 
@@ -151,4 +159,4 @@ def commit(work: Work, taps: Sequence[mx.array], numbers: Sequence[int]) -> Roun
     except Exception as error:  # of this session alone: a user's processor, a tokenizer
         return error
     accepted = min(accepted, len(committed))
-    return Round(work.length, accepted, len(committed), list(drafted), committed)
+    return Round(work.length, accepted, len(committed), list(drafted), committed, slots=work.slots)

@@ -14,18 +14,30 @@ from .chips import find_chip
 from .costs import Costs, Speeds
 from .machine import chip, gpu_cores
 
+USUAL_LENGTH = 4  # drafts, for which the two widths of a block are compared beforehand
 USUAL_CHIP = "M4 Max"  # whose shape a machine that the table does not have is guessed to share
 KEPT = 7  # newest measurements of a cell; their median shrugs off three that a pause of the machine spoilt
 FAR = 65536  # tokens of context: the other end of the predictions' lines
 BAND = 1024  # tokens of context; the bands double from there
 
 
-def first_guess(counted: Costs, most: int) -> RoundCosts:
-    """Costs that start from the cost model at the speeds of this machine's chip."""
+def speeds_here() -> Speeds:
+    """What a forward is expected to reach on this machine's chip."""
     here = find_chip(chip(), gpu_cores()) or find_chip(USUAL_CHIP)
     assert here is not None
-    speeds = Speeds.of(here)
+    return Speeds.of(here)
+
+
+def first_guess(counted: Costs, most: int) -> RoundCosts:
+    """Costs that start from the cost model at the speeds of this machine's chip."""
+    speeds = speeds_here()
     return RoundCosts(lambda length, context, streams: counted.round_seconds(speeds, length, context, streams), most)
+
+
+def first_cost_of_whole_blocks(counted: Costs, block: int) -> float:
+    """Seconds of a round with the drafter's whole block over one with a slot per draft, from the same model."""
+    speeds, at = speeds_here(), (min(USUAL_LENGTH, block - 1), BAND)
+    return counted.round_seconds(speeds, *at, slots=block) / counted.round_seconds(speeds, *at)
 
 
 class RoundCosts:

@@ -27,6 +27,7 @@ class Round:
         streams: streams that decoded in the round's forward.
         rows: rows of that forward, of all streams.
         prompt_rows: of these, the rows of prompts that were fed in it.
+        slots: of the drafter's block, the anchor's included; 0 for a plain step.
     """
 
     drafted: int
@@ -43,6 +44,7 @@ class Round:
     streams: int = 1
     rows: int = 1
     prompt_rows: int = 0
+    slots: int = 0
 
 
 @dataclass

@@ -105,8 +105,9 @@ class Stream:
             most = min(self.options.prefill_step_size, state.cache.max_rows, state.stop - state.cache.offset)
             return Work(state, self._choice, self.output, most if rows is None else min(most, rows))
         room = self.pair.max_context - state.cache.offset - 1
-        length = min(self._policy.next(state.cache.offset, streams), self.output.wanted - 1, room)
-        return Work(state, self._choice, self.output, 1, max(0, length))
+        length, whole = self._policy.next(state.cache.offset, streams)
+        length = max(0, min(length, self.output.wanted - 1, room))
+        return Work(state, self._choice, self.output, 1, length, whole)
 
     def took(self, done: Round) -> Chunk | None:
         """Record what a step gave; returns what to hand out, nothing while the prompt is fed."""
@@ -228,4 +229,4 @@ def _policy(pair: Pair, options: Options) -> AutoDraftLength | FixedDraftLength:
     if pair.drafter is None:
         return FixedDraftLength(0)
     fixed = options.fixed_draft_length(pair.block_size)
-    return AutoDraftLength(pair.experience) if fixed is None else FixedDraftLength(fixed)
+    return AutoDraftLength(pair.experience) if fixed is None else FixedDraftLength(fixed, options.whole_block)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 from platformdirs import user_cache_path
@@ -27,6 +27,20 @@ MOST = 1 << 32  # tokens that no context has: a larger number was not counted
 AGAIN = "Run dflash-mlx tune again."
 
 
+class Whole(NamedTuple):
+    """Rounds in which the drafter fills its whole block, over those in which it fills k + 1 slots.
+
+    Attributes:
+        gain: how often a draft is accepted if those before it are.
+        cost: seconds of a round.
+        tokens_per_s: committed ones, which decide.
+    """
+
+    gain: float
+    cost: float
+    tokens_per_s: float
+
+
 @dataclass(frozen=True)
 class Tuned:
     """Measured on this machine for one pair in one setup.
@@ -38,6 +52,7 @@ class Tuned:
         rounds: (draft length, context, seconds) of measured rounds.
         when: the date.
         setup: of the pair that was measured, as `setup_of` gives it.
+        whole: whole blocks at the best draft length above 0; `None` where they were not measured.
     """
 
     draft_length: int
@@ -46,6 +61,7 @@ class Tuned:
     rounds: list[tuple[int, int, float]]
     when: str
     setup: Mapping[str, Any]
+    whole: Whole | None = None
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> Tuned:
@@ -62,9 +78,10 @@ class Tuned:
             rounds=rounds,
             when=str(data["when"]),
             setup=dict(data.get("setup", {})),
+            whole=Whole(*map(float, data["whole"])) if data.get("whole") else None,
         )
         counts = (found.draft_length, *(count for length, context, _ in rounds for count in (length, context)))
-        times = (found.speedup, *(seconds for _, _, seconds in rounds))
+        times = (found.speedup, *(found.whole or ()), *(seconds for _, _, seconds in rounds))
         possible = all(0 <= count < MOST for count in counts) and all(
             math.isfinite(time) and time > 0 for time in times
         )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import date
 from typing import Any
 
@@ -20,7 +20,7 @@ from .session import Session
 from .stats import Round
 from .stream import check_requests
 from .text import Prompt
-from .tuned import Tuned
+from .tuned import Tuned, Whole
 
 CACHES_BYTES = 200_000_000  # more than any chip's last cache
 KEPT_ROUNDS = 7  # of a length and context, for `load` to start from
@@ -48,6 +48,15 @@ class Speed:
     tokens_per_s: float
     mean_length: float
     acceptance_rate: float
+
+
+@dataclass(frozen=True)
+class BlockSpeed(Speed):
+    """One width of the drafter's block; `judged_rate` is the share of accepted drafts among those that were judged."""
+
+    slots: int
+    round_s: float
+    judged_rate: float
 
 
 def lengths_of(pair: Pair) -> list[int]:
@@ -120,12 +129,19 @@ def tune(
         expected, todo = "followed by at least 2 tokens", "Give others."
         raise InputError(must("tune", "prompts", expected, "texts that ended with their first token", todo))
     speeds = [_speed(length, done) for length, done in by_length.items() if done]
-    tuned = _choice(speeds, rounds[at_contexts:], rounds, pair.setup)
+    blocks = []
+    drafted = [speed for speed in speeds if 0 < speed.draft_length < pair.block_size - 1]
+    if drafted:
+        length = max(drafted, key=lambda speed: speed.tokens_per_s).draft_length
+        blocks = _blocks(pair, tokens, length, repeats, {"max_tokens": max_tokens, **options})
+        say(f"compared the two widths of a block at draft length {length}")
+    tuned = replace(_choice(speeds, rounds[at_contexts:], rounds, pair.setup), whole=_whole(blocks))
     weights = sum(size for part, size in pair.plan.parts.items() if part.endswith("weights"))
     report = {
         "weights": "read from memory" if weights > CACHES_BYTES else "small enough to stay in caches",
         "costs": [asdict(cost) for cost in costs],
         "speeds": [asdict(speed) for speed in speeds],
+        "blocks": [asdict(block) for block in blocks],
         "draft_length": tuned.draft_length,
         "speedup": tuned.speedup,
         "settings": {"max_tokens": max_tokens, "repeats": repeats, "prompts": len(prompts), **options},
@@ -168,6 +184,48 @@ def _on_prompt(
     return found
 
 
+def _blocks(
+    pair: Pair, prompts: Sequence[list[int]], length: int, repeats: int, options: dict[str, Any]
+) -> list[BlockSpeed]:
+    """Blocks of length + 1 slots and whole ones, on all prompts; nothing where no text had a round."""
+    found: dict[bool, list[Round]] = {False: [], True: []}
+    for ids in prompts:
+        session = Session(pair)
+        for number, whole in enumerate(map(bool, _turns((False, True), repeats))):
+            stats = session.generate(ids, draft_length=length, whole_block=whole, **options).stats
+            if number >= len(found):
+                found[whole] += [done for done in stats.rounds if done.drafted == length]
+    if not all(found.values()):
+        return []
+    return [
+        BlockSpeed(
+            **asdict(_speed(length, done)),
+            slots=pair.block_size if whole else length + 1,
+            round_s=statistics.median(each.total_s for each in done),
+            judged_rate=_judged_rate(done),
+        )
+        for whole, done in found.items()
+    ]
+
+
+def _whole(blocks: Sequence[BlockSpeed]) -> Whole | None:
+    """The second of the two widths over the first; `None` where nothing was accepted, which compares nothing."""
+    if not blocks or not all(block.judged_rate for block in blocks):
+        return None
+    narrow, whole = blocks
+    return Whole(
+        whole.judged_rate / narrow.judged_rate,
+        whole.round_s / narrow.round_s,
+        whole.tokens_per_s / narrow.tokens_per_s,
+    )
+
+
+def _judged_rate(rounds: Sequence[Round]) -> float:
+    """Share of accepted drafts among those whose slot was judged: all before them were accepted."""
+    judged = sum(min(done.accepted + 1, done.drafted) for done in rounds)
+    return sum(done.accepted for done in rounds) / judged if judged else 0.0
+
+
 def _costs(rounds: Sequence[tuple[int, int, Round]]) -> list[Cost]:
     """Medians by context and draft length; rounds that were split are slower and count for the split alone."""
     found = []
@@ -203,8 +261,6 @@ def _choice(
     """The fastest length on the prompts, their acceptance, and the newest rounds of all that was measured."""
     best = max(speeds, key=lambda speed: speed.tokens_per_s)
     plain = next(speed for speed in speeds if speed.draft_length == 0)
-    judged = sum(min(done.accepted + 1, done.drafted) for _, _, done in texts)
-    accepted = sum(done.accepted for _, _, done in texts)
     kept: dict[tuple[int, int], list[float]] = {}
     for context, length, done in rounds:
         if done.drafted == length and done.draft_s is None:
@@ -212,7 +268,7 @@ def _choice(
     return Tuned(
         draft_length=best.draft_length,
         speedup=best.tokens_per_s / plain.tokens_per_s,
-        acceptance=accepted / judged if judged else 0.0,
+        acceptance=_judged_rate([done for _, _, done in texts]),
         rounds=[(*where, s) for where, seconds in kept.items() for s in seconds[-KEPT_ROUNDS:]],
         when=date.today().isoformat(),
         setup=setup,

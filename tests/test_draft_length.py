@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from dealt import dealt
 
-from dflash_mlx.draft_length import AutoDraftLength, Experience
+from dflash_mlx.draft_length import AutoDraftLength, Draft, Experience
 from dflash_mlx.round_costs import RoundCosts
 from dflash_mlx.stats import Round
 
@@ -72,9 +72,9 @@ def test_a_text_that_never_pays_is_tried_ever_more_rarely_and_never_for_good():
     (policy,) = simulator.auto("M4 Max, mlx-serve")
     drafted, at = [], 0
     while at < 12_000:
-        length = policy.next(at)
+        length = policy.next(at).length
         drafted += [at] if length else []
-        policy.saw(told(length, 0, simulator.clock_of("M4 Max, mlx-serve").seconds([length], at)), at)
+        policy.saw(told(length, 0, simulator.clock_of("M4 Max, mlx-serve").seconds([Draft(length)], at)), at)
         at += 1
     assert len([at for at in drafted if at >= 6000]) / 6000 < 0.01
     gaps = [b - a for a, b in itertools.pairwise(drafted) if b - a > 1]
@@ -87,9 +87,9 @@ def test_a_text_that_becomes_easy_is_drafted_again():
     (policy,) = simulator.auto("M4 Max, mlx-serve")
     clock, lengths = simulator.clock_of("M4 Max, mlx-serve"), []
     for at in range(1200):
-        length = policy.next(at)
+        length = policy.next(at).length
         lengths.append(length)
-        policy.saw(told(length, length if at >= 600 else 0, clock.seconds([length], at)), at)
+        policy.saw(told(length, length if at >= 600 else 0, clock.seconds([Draft(length)], at)), at)
     assert sum(map(bool, lengths[550:600])) <= 2
     assert min(lengths[-50:]) >= 3
 
@@ -129,7 +129,7 @@ def test_the_streams_of_a_round_choose_alike_and_its_time_counts_once():
     experience = Experience(RoundCosts(flat, 7))
     policies = [AutoDraftLength(experience) for _ in range(3)]
     for at in range(40):
-        lengths = {policy.next(at, 3) for policy in policies}
+        lengths = {policy.next(at, 3).length for policy in policies}
         assert len(lengths) == 1
         (length,) = lengths
         before = experience.costs.measured(length, at, 3)
@@ -150,7 +150,7 @@ def test_no_length_passes_the_longest():
     policy = AutoDraftLength(Experience(RoundCosts(flat, 4)))
     seen = set()
     for at in range(300):
-        length = policy.next(at)
+        length = policy.next(at).length
         seen.add(length)
         policy.saw(told(length, length, flat(length, at, 1) + at * 1e-9), at)
     assert max(seen) == 4

@@ -15,6 +15,7 @@ from crowds import PROMPT, gated, read, solo
 
 import dflash_mlx.stream as stream_module
 from dflash_mlx import Engine
+from dflash_mlx.draft_length import Draft
 from dflash_mlx.errors import EngineError, InputError, MemoryPlanError, ProcessorError, QueueFull
 from dflash_mlx.request import shares
 from dflash_mlx.state import HostReads, State
@@ -235,7 +236,7 @@ class Watched:
 
     def next(self, context, streams=1):
         self.asked.append((context, streams))
-        return 6 // streams
+        return Draft(6 // streams)
 
     def saw(self, round, context, streams=1):
         self.told.append((context - round.committed, streams))

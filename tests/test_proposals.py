@@ -13,7 +13,8 @@ from tiny import drafter_config, drafter_weights, target_weights, text_config, t
 from dflash_mlx import Session
 from dflash_mlx.choice import Choice
 from dflash_mlx.options import Options
-from dflash_mlx.round import draft
+from dflash_mlx.output import Output
+from dflash_mlx.round import Work, draft
 from dflash_mlx.state import BACKLOG_ROWS, HostReads, State
 
 SHAPE, SECOND = "window 11", "DFlash-2"
@@ -38,13 +39,19 @@ def fresh(pair, tokens, step=grids.ALL_AT_ONCE):
     return state
 
 
+def drafted(state, length, whole=False):
+    """The tokens that a round would draft."""
+    work = Work(state, Choice(Options(), 0), Output(None, (), 1), 1, length, whole)
+    return draft(work, HostReads()).tolist()
+
+
 def check(state, step=grids.ALL_AT_ONCE):
     """The state's proposal, its logits and the drafter's context equal those of a fresh one, bit for bit."""
     other = fresh(state.pair, state.tokens, step)
     found, expected = block_logits(state), block_logits(other)
     assert (found == expected).all()
     assert state.context.offset == other.context.offset == state.cache.offset == len(state.tokens) - 1
-    ids = [draft(each, Choice(Options(), 0), 15, HostReads()).tolist() for each in (state, other)]
+    ids = [drafted(each, 15) for each in (state, other)]
     assert ids[0] == ids[1]
     if state.pair.drafter_kind == "DFlash v1":
         assert ids[0] == found.argmax(axis=-1).tolist()
@@ -168,3 +175,16 @@ def test_plain_decoding_without_a_drafter_keeps_no_context():
     session.generate(grids.prompts(SHAPE)["window"], max_tokens=5)
     assert session._state.context is None
     assert session._state.taps == ()
+
+
+def test_a_whole_block_gives_its_first_drafts_and_a_short_one_may_give_others():
+    """Later mask tokens are seen by earlier slots: so the width matters."""
+    pair, shorter = grids.pair("window 11"), []
+    for prompt in grids.prompts("window 11").values():
+        state = State(pair)
+        grids.prefill(state, prompt, Choice(Options(), 0), grids.ALL_AT_ONCE, HostReads())
+        whole = drafted(state, 15)
+        for length in (1, 4, 14):
+            assert drafted(state, length, whole=True) == whole[:length]
+            shorter.append(drafted(state, length) == whole[:length])
+    assert not all(shorter)

@@ -15,7 +15,8 @@ import pytest
 from dflash_mlx.cache import Part
 from dflash_mlx.choice import Choice
 from dflash_mlx.options import Options
-from dflash_mlx.round import draft
+from dflash_mlx.output import Output
+from dflash_mlx.round import Work, draft
 from dflash_mlx.state import HostReads, State
 
 COUNT = 130  # tokens: the ring of 48 rows wraps twice
@@ -57,7 +58,9 @@ def walk(pair, text, widths, accepts, poison=False):
         rows = text[at : at + 1 + good] + junk
         forward = pair.target(mx.array(rows, mx.uint32), [Part(state.cache, len(rows), len(rows))], state.taps)
         if width and state.context is not None:
-            draft(state, Choice(Options(), 0), min(width, pair.block_size - 1), HostReads())
+            length = min(width, pair.block_size - 1)
+            work = Work(state, Choice(Options(), 0), Output(None, (), 1), 1, length, whole=draw.random() < 0.5)
+            draft(work, HostReads())
         state.commit(1 + good, text[at + 1 : at + 2 + good], forward.taps)
         mx.eval(forward.logits, state.arrays)
         logits.append(array(forward.logits)[: good + 1])

@@ -31,14 +31,17 @@ def pair():
     return dflash_mlx.load("pocket")
 
 
-def pretend(monkeypatch, seconds, accepted):
-    """Let a round take `seconds[length]` and accept at most `accepted` drafts, without decoding."""
+def pretend(monkeypatch, seconds, accepted, more=0, longer=1.0):
+    """Let a round take `seconds[length]` and accept at most `accepted` drafts, without decoding.
 
-    def generate(self, prompt, *, max_tokens, draft_length, timed_every=0, **options):
-        kept, rounds = min(accepted, draft_length), []
+    With whole blocks it accepts `more` and takes `longer` times the time.
+    """
+
+    def generate(self, prompt, *, max_tokens, draft_length, timed_every=0, whole_block=False, **options):
+        kept, rounds = min(accepted + whole_block * more, draft_length), []
         for number in range(6):
             split = (0.001, 0.002) if timed_every and number % timed_every == 0 else (None, None)
-            took = seconds[draft_length] * (1 + number * 1e-6)
+            took = seconds[draft_length] * (1 + number * 1e-6) * (longer if whole_block else 1.0)
             rounds.append(Round(draft_length, kept, kept + 1, [], [], *split, total_s=took))
         return Generation("", [], "length", Stats(rounds=rounds))
 
@@ -82,8 +85,8 @@ def test_load_finds_the_choice_and_the_automatic_length_starts_from_it(pair, mon
     assert "draft length 2 gave 2.90 times the plain speed" in found.note
     seconds = again.experience.costs.seconds(64, 1)
     assert [seconds[0], seconds[2], seconds[3]] == pytest.approx([0.030, 0.031, 0.090], rel=1e-2)
-    assert again.experience.hope == found.acceptance
-    assert AutoDraftLength(again.experience).next(64) == 2
+    assert again.experience.latest.shares() == pytest.approx([found.acceptance] * 15)
+    assert AutoDraftLength(again.experience).next(64).length == 2
 
 
 def test_a_pair_for_which_drafting_loses_starts_plain(pair, monkeypatch):
@@ -93,7 +96,7 @@ def test_a_pair_for_which_drafting_loses_starts_plain(pair, monkeypatch):
     tuned.write_tuned(pair.target_path, pair.drafter_path, found)
     again = dflash_mlx.load("pocket")
     assert "drafting did not pay" in found.note
-    assert AutoDraftLength(again.experience).next(64) == 0
+    assert AutoDraftLength(again.experience).next(64).length == 0
 
 
 def test_a_tuned_length_that_the_automatic_one_may_not_use_is_left_out(pair):
@@ -133,3 +136,17 @@ def test_without_a_drafter_and_where_nothing_can_be_stored_it_says_so(monkeypatc
     result = run("tune", "import os", *SMALL, "--quiet")
     assert result.exit_code == 1
     assert "tuned.json must be writable but got" in result.stderr
+
+
+@pytest.mark.parametrize(("longer", "whole"), [(1.1, True), (1.5, False)])
+def test_whole_blocks_are_compared_and_the_automatic_length_starts_with_what_paid(pair, monkeypatch, longer, whole):
+    """Of 4 drafts 2 are accepted in short blocks, 3 in whole ones: 4 tokens a round for 3."""
+    with monkeypatch.context() as patch:
+        pretend(patch, {0: 0.030, 4: 0.040}, 2, more=1, longer=longer)
+        report, found = tune(pair, ["a"], contexts=(64,), lengths=(4,))
+    assert [block["slots"] for block in report["blocks"]] == [5, 16]
+    assert found.whole == pytest.approx((3 / 4 / (2 / 3), longer, 4 / 3 / longer), rel=1e-3)
+    tuned.write_tuned(pair.target_path, pair.drafter_path, found)
+    again = dflash_mlx.load("pocket")
+    assert again.experience.width.whole == whole
+    assert AutoDraftLength(again.experience).next(64).whole == whole

@@ -92,6 +92,12 @@ def as_text(report: dict[str, Any]) -> str:
         rate = speed["tokens_per_s"]
         row = f"{speed['draft_length']:>6}  {rate:>6.1f}  {rate / plain:>8.2f}  {speed['mean_length']:>11.2f}  {share}"
         lines.append(f"  {row}".rstrip())
+    if report["blocks"]:
+        lines += ["", "The drafter's block:", "  slots   length   tok/s  accepted   round ms"]
+    for block in report["blocks"]:
+        rate, share = block["tokens_per_s"], block["acceptance_rate"]
+        row = f"{block['slots']:>5}  {block['draft_length']:>7}  {rate:>6.1f}  {share:>8.0%}"
+        lines.append(f"  {row}   {_ms(block['round_s']).rjust(8)}")
     length = report["draft_length"]
     chosen = f"draft length {length}, {report['speedup']:.2f} times plain" if length else "0: drafting does not pay"
     return "\n".join([*lines, "", f"Chosen: {chosen}."])
