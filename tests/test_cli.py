@@ -74,7 +74,7 @@ class TestHelp:
                 continue
             found = re.search(rf"--{option.name.replace('_', '-')} (.*?)(?= --|$)", shown)
             assert found, option.name
-            if option.default not in (None, ()):
+            if option.default not in (None, (), False):
                 assert f"[default: {option.default}]" in found[1]
 
     def test_no_flag_is_unknown_to_the_library(self) -> None:

@@ -175,6 +175,11 @@ def generation_flags(command: Command) -> Command:
             help="Stop where this text is generated. May be given several times.",
         ),
         _option("--draft-length", DraftLength(), "Tokens to draft in a round; 0 is plain decoding."),
+        click.option(
+            "--whole-block",
+            is_flag=True,
+            help="With a fixed --draft-length: the drafter fills its whole block, of which so many drafts are used.",
+        ),
         _option("--prefill-step-size", int, "Tokens of the prompt to work on at once, at most."),
     )
 
