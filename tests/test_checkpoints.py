@@ -12,7 +12,7 @@ from tiny import TargetSpec, text_config, tiny_pair, write_target
 from dflash_mlx import CheckpointError, load
 
 CONFIG_FAULTS = [
-    ("a window of 0", put(sliding_window=0), ["sliding_window", "at least 1", "0"]),
+    ("a window of 0", put(sliding_window=0), ["sliding_window", "between 1 and", "0"]),
     ("no window", put(sliding_window=None), ["sliding_window", "present", "nothing"]),
     ("a window in words", put(sliding_window="24"), ["sliding_window", "integer", "'24'"]),
     ("two bases", put(rope_theta=10000.0), ["rope_theta", "500000", "10000"]),
@@ -82,9 +82,9 @@ DRAFTER_FAULTS = [
     ("a tap twice", {"target_layer_ids": [1, 1, 2]}, ["target_layer_ids", "increasing", "[1, 1, 2]"]),
     ("a negative tap", {"target_layer_ids": [-1, 0, 2]}, ["target_layer_ids", "integers", "-1"]),
     ("another vocabulary", {"mask_token_id": 61}, ["mask_token_id", "vocabulary of 61", "61"]),
-    ("a window of 0", {"sliding_window": 0}, ["sliding_window", "at least 1", "0"]),
+    ("a window of 0", {"sliding_window": 0}, ["sliding_window", "between 1 and", "0"]),
     ("no window", {"sliding_window": None}, ["sliding_window", "present", "nothing"]),
-    ("a block of 1", {"block_size": 1}, ["block_size", "at least 2", "1"]),
+    ("a block of 1", {"block_size": 1}, ["block_size", "between 2 and", "1"]),
     ("no mask token", {"mask_token_id": None}, ["mask_token_id", "present", "nothing"]),
     ("no taps field", {"target_layer_ids": None}, ["target_layer_ids", "present", "nothing"]),
     ("two bases", {"rope_theta": 1e4}, ["rope_theta", "500000", "10000"]),
