@@ -38,10 +38,12 @@ class BlockWidth:
         self._every = float(LOOK_FIRST)
         self._until_look = LOOK_FIRST
 
-    def next(self, length: int) -> bool:
+    def next(self, length: int, may_look: bool = True) -> bool:
         """Whether the next round's block is a whole one."""
         if not length or length + 1 >= self._block:
             return False
+        if not may_look:
+            return self.whole
         self._until_look -= 1
         if self._until_look > 0:
             return self.whole

@@ -127,7 +127,8 @@ class Chooser:
             if self._accepted is not None:
                 self._advance(self._accepted, rates)
             length = self._choose(rates, context)
-            self._choice, self._accepted = Draft(length, self._experience.width.next(length)), None
+            whole = self._experience.width.next(length, may_look=self._streams == 1)  # else all pay for one look
+            self._choice, self._accepted = Draft(length, whole), None
         return self._choice
 
     def saw(self, round: Round, context: int) -> None:

@@ -12,8 +12,10 @@ import pytest
 
 from dflash_mlx import Session, stream
 from dflash_mlx.block_width import BlockWidth
-from dflash_mlx.draft_length import AutoDraftLength, Draft
+from dflash_mlx.draft_length import AutoDraftLength, Draft, Experience
 from dflash_mlx.errors import InputError
+from dflash_mlx.round_costs import RoundCosts
+from dflash_mlx.stats import Round
 
 SHAPE = "window 11"
 SHARES = [0.7] * 7  # acceptance of a slot if those before it were accepted
@@ -126,6 +128,22 @@ def test_there_is_nothing_to_choose_without_a_block_without_drafts_or_at_the_ful
     width = BlockWidth(block)
     assert not any(width.next(length) for _ in range(100))
     assert not length or not width.is_look(length, max(length + 1, block))
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_streams_that_share_a_forward_do_not_look(whole):
+    """All of them would pay for one look."""
+    experience = Experience(RoundCosts(lambda length, context, streams: 0.03 + 0.001 * length, 15))
+    experience.width = BlockWidth(16, whole=whole)
+    policies, seen = [AutoDraftLength(experience) for _ in range(2)], set()
+    for at in range(200):
+        drafts = [policy.next(at, 2) for policy in policies]
+        seen |= {draft.whole for draft in drafts if 0 < draft.length < 15}
+        for policy, (length, wide) in zip(policies, drafts, strict=True):
+            slots = (16 if wide else length + 1) if length else 0
+            counts = {"total_s": 0.03 + at * 1e-6, "streams": 2, "rows": 2 * length + 2, "slots": slots}
+            policy.saw(Round(length, length // 2, length // 2 + 1, [], [], **counts), at, 2)
+    assert seen == {whole}
 
 
 def test_looks_become_rarer():
