@@ -335,3 +335,5 @@ def _prove(target: MuseGlimmer, drafter: DFlash | None, dtype: mx.Dtype) -> None
         if logits is None or not bool(mx.all(mx.isfinite(logits))):
             todo = "A weight is broken: download or convert the checkpoint again."
             raise CheckpointError(must("load", name, "finite", "NaN or infinity", todo))
+    # Views of stacked weights that no forward reads: what is not evaluated here, no other thread can use.
+    mx.eval(target.parameters(), drafter.parameters() if drafter else {})

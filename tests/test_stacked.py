@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
 
+import dflash_mlx
 from dflash_mlx.cache import Part, TargetCache
 from dflash_mlx.config import TargetConfig
+from dflash_mlx.fingerprint import fingerprint
 from dflash_mlx.models.muse_glimmer import MuseGlimmer
 
 CONFIG = {
@@ -91,6 +94,41 @@ def test_a_weight_that_is_replaced_after_stacking_is_used(name):
         linear.weight = linear.weight * 2
     assert (logits(plain) == logits(stacked)).all()
     assert (logits(stacked) != logits(model())).any()
+
+
+def test_scales_that_are_cast_after_stacking_are_used():
+    """`set_dtype` casts scales and biases and leaves the packed weights as they are."""
+    plain, stacked = model((4, 4)), model((4, 4))
+    stacked.stack()
+    before = logits(stacked)
+    for made in (plain, stacked):
+        made.set_dtype(mx.float16)
+    assert (logits(plain) == logits(stacked)).all()
+    assert (logits(stacked) != before).any()
+
+
+def test_a_stack_whose_weights_were_replaced_is_let_go():
+    limit = mx.set_cache_limit(0)
+    try:
+        plain, stacked = model(), model()
+        stacked.stack()
+        held = []
+        for made in (plain, stacked):
+            logits(made)
+            before = mx.get_active_memory()
+            nn.quantize(made, 32, 4, class_predicate=lambda path, _: path.endswith(("q_proj", "k_proj")))
+            logits(made)
+            held.append(mx.get_active_memory() - before)
+        assert held[1] == held[0] < 0
+    finally:
+        mx.set_cache_limit(limit)
+
+
+def test_all_weights_of_a_loaded_pair_can_be_read_in_another_thread():
+    """An array that is not evaluated belongs to the thread that made it."""
+    pair = dflash_mlx.load("pocket")
+    with ThreadPoolExecutor(1) as threads:
+        assert threads.submit(fingerprint, pair).result() == fingerprint(pair)
 
 
 def test_row_counts_that_were_not_traced_get_the_same_bits_as_without_compiling():

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from operator import is_
+from typing import NamedTuple
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -54,7 +55,7 @@ class Attention(Projections):
         self.kernels = kernels
         self.gate_proj = nn.Linear(config.hidden_size, config.num_heads * config.head_dim, bias=False)
         self.index, self.config = index, config
-        self._stacked: tuple[Any, ...] = ()  # the matrix of queries and keys, and the two weights that are views of it
+        self._stacked: tuple[Matrix, Matrix] | None = None  # queries and keys as one matrix, and the views of it
         self.sizes = config.num_heads, config.num_kv_heads, config.head_dim
         self.full = config.layer_types[index] == FULL
         # q * qk_scale / sqrt(D): RoPE is linear, so the query's factor joins the softmax scale.
@@ -62,17 +63,20 @@ class Attention(Projections):
 
     def stack(self) -> None:
         """Put the matrices of queries and keys into one: then one product, one norm and one rotation serve both."""
-        both = self.q_proj, self.k_proj
-        whole = stack(both)
-        self._stacked = () if whole is None else (whole, *(linear.weight for linear in both))
+        whole = stack((self.q_proj, self.k_proj))
+        self._stacked = None if whole is None else (whole, (*matrix(self.q_proj), *matrix(self.k_proj)))
 
     @property
     def queries_keys(self) -> tuple[Matrix, ...]:
-        """What gives queries and keys: one matrix where they are stacked, and were not replaced since."""
-        q, k, stacked = self["q_proj"], self["k_proj"], self["_stacked"]
-        if stacked and stacked[1] is q["weight"] and stacked[2] is k["weight"]:
-            return (stacked[0],)
-        return matrix(q), matrix(k)
+        """What gives queries and keys: one matrix where they are stacked, two where a view of it was replaced."""
+        q, k, stacked = matrix(self["q_proj"]), matrix(self["k_proj"]), self._stacked
+        if stacked is None:
+            return q, k
+        whole, views = stacked
+        if all(map(is_, (*q, *k), views)):
+            return (whole,)
+        self._stacked = None  # it would keep memory alive
+        return q, k
 
     def __call__(self, both: mx.array, values: mx.array, lanes: Sequence[Lane]) -> mx.array:
         """Attention of all sessions' rows: queries and keys [1, H + Hk, T, D], values [1, Hk, T, D] -> [1, H, T, D]."""
