@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections import Counter
 from itertools import pairwise
@@ -22,6 +23,7 @@ from dflash_mlx.bench.result import read_result, validate
 from dflash_mlx.bench.run import Bench, check_label
 from dflash_mlx.bench.suites import filling
 from dflash_mlx.bench.summary import acceptance_by_position, rows
+from dflash_mlx.text import encode
 
 
 def run(*arguments: str) -> Result:
@@ -206,6 +208,27 @@ def test_bench_keeps_what_was_measured_when_it_is_interrupted(tmp_path: Path, mo
     kept = read_result(out)
     assert kept["complete"] is False
     assert len(kept["records"]) == 2
+
+
+def test_a_conversation_that_outgrows_the_context_ends_there_and_all_else_is_kept(tmp_path: Path) -> None:
+    """The answer of the first turn leaves no room for the question of the second."""
+    (tmp_path / "small.toml").write_text(SUITE)
+    question = [{"role": "user", "content": "Write a function read_line."}]
+    context = len(encode(load("pocket").tokenizer, question, reasoning="low")) + 12
+    out = tmp_path / "result.json"
+    flags = ["--max-context", str(context), "--draft-length", "3", "--repeats", "1", "--out", str(out)]
+    done = run("--suite", str(tmp_path / "small.toml"), *flags)
+    assert done.exit_code == 0, done.output
+    kept = read_result(out)
+    assert kept["complete"] is True
+    found = Counter((one["case"], one["turn"], one["mode"]) for one in kept["records"])
+    assert found == {(case, 0, mode): 1 for case in ("talk", "text") for mode in ("plain", "v1@3")}
+    talk, long = kept["left_out"]
+    assert (talk["case"], long["case"]) == ("talk", "long")
+    why = re.fullmatch(rf"from turn 2 on it needs (\d+) tokens, the context holds {context}", talk["why"])
+    assert why
+    assert int(why[1]) > context
+    assert f"Left out: small talk: {talk['why']}." in done.stderr
 
 
 @pytest.mark.parametrize(

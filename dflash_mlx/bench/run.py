@@ -10,6 +10,7 @@ from typing import Any
 import mlx.core as mx
 
 from ..errors import DFlashError, must
+from ..pair import Pair
 from ..session import Session
 from ..stats import Generation
 from ..text import encode
@@ -50,7 +51,7 @@ class Bench:
         for suite in suites:
             for case in suite.cases:
                 if reason := self._unfit(suite, case):
-                    self.left_out.append({"suite": suite.name, "case": case.name, "why": reason})
+                    self._leave_out(suite, case, reason)
                     continue
                 for repeat, order in enumerate(orders(list(self.modes), self.repeats)):
                     for place, name in enumerate(order):
@@ -74,13 +75,16 @@ class Bench:
         if case.turns and getattr(pair.tokenizer, "chat_template", None) is None:
             return "the target has no chat template"
         opening: Any = [{"role": "user", "content": case.turns[0]}] if case.turns else case.text
-        needed = (case.fill_tokens or len(encode(pair.tokenizer, opening))) + suite.max_tokens
-        if needed > pair.max_context:
-            return f"needs {needed} tokens, the context holds {pair.max_context}"
-        return None
+        return _too_long(pair, suite, case.fill_tokens or _length(pair, suite, opening))
+
+    def _leave_out(self, suite: Suite, case: Case, why: str) -> None:
+        """Note it once for a case, however many modes and repeats it holds for."""
+        where = {"suite": suite.name, "case": case.name}
+        if not any(where.items() <= known.items() for known in self.left_out):
+            self.left_out.append(where | {"why": why})
 
     def _case(self, mode: Mode, suite: Suite, case: Case) -> Iterator[Record]:
-        """Run the turns of a case in a session of their own, a record for each."""
+        """Run the turns of a case in a session of their own, a record for each, until one does not fit the context."""
         session, messages = Session(mode.pair), []
         for turn in range(max(1, len(case.turns))):
             prompt: Any = case.text
@@ -89,6 +93,9 @@ class Bench:
             elif case.turns:
                 messages.append({"role": "user", "content": case.turns[turn]})
                 prompt = messages
+            if turn and (reason := _too_long(mode.pair, suite, _length(mode.pair, suite, prompt))):
+                self._leave_out(suite, case, f"from turn {turn + 1} on it {reason}")
+                break
             record, generation = self._turn(mode, suite, session, prompt)
             yield {"turn": turn} | record
             messages.append({"role": "assistant", "content": generation.text})
@@ -98,8 +105,7 @@ class Bench:
         options: Record = {"max_tokens": suite.max_tokens, "temperature": suite.temperature, "seed": 0}
         if not mode.plain:
             options["draft_length"] = mode.draft_length
-        if suite.reasoning and isinstance(prompt, list) and isinstance(prompt[0], dict):
-            options["reasoning"] = suite.reasoning
+        options |= _reasoning(suite, prompt)
         with Energy(self.energy) as energy:
             started = time.perf_counter()
             generation = session.generate(prompt, **options)
@@ -122,6 +128,23 @@ class Bench:
             "rounds": columns,
         }
         return record, generation
+
+
+def _reasoning(suite: Suite, prompt: Any) -> Record:
+    """The suite's strength as an option, where a chat template takes it."""
+    chat = isinstance(prompt, list) and isinstance(prompt[0], dict)
+    return {"reasoning": suite.reasoning} if suite.reasoning and chat else {}
+
+
+def _length(pair: Pair, suite: Suite, prompt: Any) -> int:
+    """Tokens of a prompt, as its turn will have them."""
+    return len(encode(pair.tokenizer, prompt, **_reasoning(suite, prompt)))
+
+
+def _too_long(pair: Pair, suite: Suite, tokens: int) -> str | None:
+    """Say why a prompt of so many tokens does not fit the context together with its answer."""
+    needed = tokens + suite.max_tokens
+    return f"needs {needed} tokens, the context holds {pair.max_context}" if needed > pair.max_context else None
 
 
 def check_label(mode: Mode, generation: Generation) -> None:
