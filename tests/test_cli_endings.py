@@ -10,6 +10,8 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from operator import itemgetter
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -146,6 +148,20 @@ class TestFailure:
         _, err = process.communicate(timeout=60)
         assert process.returncode == 1
         assert err.decode() == POCKET_LINE
+
+    @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no device that is always full")
+    @pytest.mark.parametrize("at_once", [False, True], ids=["buffered", "written at once"])
+    @pytest.mark.parametrize("arguments", [["--version"], ["generate", PROMPT, "--max-tokens", "3"]], ids=itemgetter(0))
+    def test_a_full_disk_below_stdout_is_named(self, arguments: list[str], at_once: bool) -> None:
+        switch = f"import sys; sys.stdout.reconfigure(write_through={at_once})\n"
+        with open("/dev/full", "wb") as full:
+            process = start(*arguments, before=switch, stdout=full)
+            _, err = process.communicate(timeout=60)
+        assert process.returncode == 1
+        lines = err.decode().removeprefix(POCKET_LINE).splitlines()
+        assert lines == [
+            "Error: [dflash-mlx] stdout must be usable but got No space left on device. Send it where there is room."
+        ]
 
     def test_characters_that_the_terminal_lacks_are_replaced(self) -> None:
         code = (

@@ -8,6 +8,8 @@ from __future__ import annotations
 import errno
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import click
@@ -24,6 +26,7 @@ from .tune import tune
 from .verify import verify
 
 EXIT_FAILED, EXIT_BAD_INPUT, EXIT_INTERRUPTED = 1, 2, 130
+NO_ROOM = errno.ENOSPC, errno.EDQUOT, errno.EFBIG
 
 EXAMPLES = """\b
 Examples:
@@ -49,27 +52,41 @@ class BadInput(Failed):
 
 
 class Commands(click.Group):
-    """The group of all commands; what a command raises becomes an exit code in `invoke`.
+    """The group of all commands; what one raises becomes an exit code here, also what --help and --version raise.
 
     A reader of stdout that leaves is click's to handle: exit code 1, no message.
     """
 
+    def make_context(self, *arguments: Any, **options: Any) -> click.Context:
+        """Read the flags of the group itself, of which some print and stop."""
+        with _exit_codes():
+            return super().make_context(*arguments, **options)
+
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command that was asked for."""
-        try:
+        with _exit_codes():
             return super().invoke(ctx)
-        except DFlashError as error:
-            kind = BadInput if isinstance(error, ValueError) else Failed
-            raise kind(str(error)) from error
-        except OSError as error:
-            if error.errno == errno.EPIPE:
-                raise
-            todo = "Check the path, its permissions and the room on the disk."
-            name = error.filename or "what this command reads and writes"
-            raise Failed(must("dflash-mlx", str(name), "usable", error.strerror or str(error), todo)) from error
-        except KeyboardInterrupt:
-            click.echo("Interrupted.", err=True)
-            ctx.exit(EXIT_INTERRUPTED)
+
+
+@contextmanager
+def _exit_codes() -> Iterator[None]:
+    try:
+        yield
+    except DFlashError as error:
+        kind = BadInput if isinstance(error, ValueError) else Failed
+        raise kind(str(error)) from error
+    except OSError as error:
+        if error.errno == errno.EPIPE:
+            raise
+        name, todo = error.filename, "Check the path, its permissions and the room on the disk."
+        if not name and error.errno in NO_ROOM:  # whoever writes files says which: it is stdout
+            name, todo = "stdout", "Send it where there is room."
+            sys.stdout = open(os.devnull, "w")  # noqa: SIM115  (what still waits to be written would fail at the exit)
+        name = str(name or "what this command reads and writes")
+        raise Failed(must("dflash-mlx", name, "usable", error.strerror or str(error), todo)) from error
+    except KeyboardInterrupt:
+        click.echo("Interrupted.", err=True)
+        raise click.exceptions.Exit(EXIT_INTERRUPTED) from None
 
 
 def _show_version(ctx: click.Context, _param: click.Parameter, wanted: bool) -> None:
