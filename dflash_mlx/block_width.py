@@ -2,8 +2,8 @@
 
 The slots of a block see one another, and a drafter is trained on whole blocks: in shorter ones it may guess worse. A
 whole block costs the operations of all its slots. Which gives more is the drafter's and the machine's nature, not the
-text's: so all texts of a pair are counted together. Once in a while a round is drafted the other way, and what it gave
-and took is set against what is expected of a round that is drafted as usual.
+text's: so all texts of a pair are counted together. Once in a while a round of a stream that is alone is drafted the
+other way, and what it gave and took is set against what is expected of a round that is drafted as usual.
 """
 
 from __future__ import annotations

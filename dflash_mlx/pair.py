@@ -93,11 +93,13 @@ class Pair:
         cost_of_whole = first_cost_of_whole_blocks(self.costs, self.block_size)
         if tuned is None:
             return Experience(guess, width=BlockWidth(self.block_size, cost_of_whole))
+        gain, cost, speed = tuned.whole or (1.0, cost_of_whole, 1.0)
+        width = BlockWidth(self.block_size, cost, gain, whole=speed > GAIN)
+        more, slower = (gain, cost) if width.whole else (1.0, 1.0)  # than the rounds of k + 1 slots that were measured
         for length, context, seconds in tuned.rounds:
             if length <= guess.most:
-                guess.saw(length, context, 1, seconds)
-        gain, cost, speed = tuned.whole or (1.0, cost_of_whole, 1.0)
-        return Experience(guess, tuned.acceptance, BlockWidth(self.block_size, cost, gain, whole=speed > GAIN))
+                guess.saw(length, context, 1, seconds * (slower if 0 < length < self.block_size - 1 else 1.0))
+        return Experience(guess, min(1.0, more * tuned.acceptance), width)
 
     @property
     def drafter_kind(self) -> str | None:

@@ -149,4 +149,7 @@ def test_whole_blocks_are_compared_and_the_automatic_length_starts_with_what_pai
     tuned.write_tuned(pair.target_path, pair.drafter_path, found)
     again = dflash_mlx.load("pocket")
     assert again.experience.width.whole == whole
+    seconds, shares = again.experience.costs.seconds(64, 1), again.experience.latest.shares()
+    assert (seconds[0], seconds[4]) == pytest.approx((0.030, 0.040 * (longer if whole else 1.0)), rel=1e-2)
+    assert shares[0] == pytest.approx(3 / 4 if whole else 2 / 3, rel=1e-3)
     assert AutoDraftLength(again.experience).next(64).whole == whole
