@@ -87,6 +87,12 @@ class TestPipe:
         assert plain
         assert int(found[5]) > int(plain[5]) == 0
 
+    def test_the_automatic_length_chooses_the_width_of_blocks_itself(self) -> None:
+        """What `--whole-block` asked for holds for fixed lengths."""
+        result = chat("/draft auto", QUESTION, "/draft 3", flags=("--draft-length", "3", "--whole-block"))
+        assert result.exit_code == 0, result.stderr
+        assert "Draft length: auto." in result.stderr
+
     def test_quit_leaves(self) -> None:
         result = chat("/quit", QUESTION)
         assert (result.exit_code, result.stdout, result.stderr) == (

@@ -84,13 +84,14 @@ def _path(name: str, argument: str) -> Path:
 
 
 def _draft(argument: str, talk: Conversation, settings: Settings) -> None:
-    from ..options import Options
+    from ..options import AUTO, Options
 
     length = int(argument) if argument.isdecimal() else argument
-    asked = Options(**(settings.options | {"draft_length": length}))
+    changed: dict[str, Any] = {"draft_length": length} | ({"whole_block": False} if length == AUTO else {})
+    asked = Options(**(settings.options | changed))
     if talk.session.pair.drafter:
         asked.fixed_draft_length(talk.session.pair.block_size)
-    settings.options["draft_length"] = length
+    settings.options.update(changed)
     _say(f"Draft length: {length}.")
 
 
