@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
-import sys
-from pathlib import Path
 
 import grids
 import pytest
+from from_file import script
 
 from dflash_mlx import Session, stream
 from dflash_mlx.block_width import BlockWidth
@@ -21,16 +19,7 @@ SHAPE = "window 11"
 SHARES = [0.7] * 7  # acceptance of a slot if those before it were accepted
 
 
-def load_simulator():
-    path = Path(__file__).resolve().parent.parent / "bench" / "policy_simulator.py"
-    spec = importlib.util.spec_from_file_location("policy_simulator", path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["policy_simulator"] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-simulator = load_simulator()
+simulator = script("bench/policy_simulator.py")
 
 
 def looked(width, rounds, accepted, seconds, length=4):

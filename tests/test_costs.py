@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
-import sys
-from pathlib import Path
 
 import pytest
+from from_file import script
 from tiny import tiny_pair
 
 from dflash_mlx.chips import Chip, find_chip
@@ -15,16 +13,10 @@ from dflash_mlx.costs import Costs, Speeds, Work, drafter_parameters, quantised_
 from dflash_mlx.loading.build import read_drafter, read_target
 from dflash_mlx.resources import find
 
-ROOT = Path(__file__).resolve().parent.parent
-
 
 @pytest.fixture(scope="module")
 def comparison():
-    spec = importlib.util.spec_from_file_location("cost_model", ROOT / "bench" / "cost_model.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["cost_model"] = module
-    spec.loader.exec_module(module)
-    return module
+    return script("bench/cost_model.py")
 
 
 @pytest.fixture(scope="module")

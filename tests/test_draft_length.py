@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
-import sys
-from pathlib import Path
 
 import pytest
 from dealt import dealt
+from from_file import script
 
 from dflash_mlx.draft_length import AutoDraftLength, Draft, Experience
 from dflash_mlx.round_costs import RoundCosts
@@ -19,16 +17,7 @@ STEADY = ("code", "chat", "reasoning off", "hopeless")
 SWITCHING = ("switching: maths, reasoning off", "switching: code, prose, hopeless")
 
 
-def load_simulator():
-    path = Path(__file__).resolve().parent.parent / "bench" / "policy_simulator.py"
-    spec = importlib.util.spec_from_file_location("policy_simulator", path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["policy_simulator"] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-simulator = load_simulator()
+simulator = script("bench/policy_simulator.py")
 
 
 def told(drafted, accepted, seconds, streams=1, rows=None):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import shutil
 import subprocess
@@ -10,6 +9,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from from_file import script
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
@@ -19,13 +19,7 @@ NO_BASH = pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not h
 
 @pytest.fixture
 def summary() -> ModuleType:
-    """Import .ci/summary.py, which lies outside any package."""
-    spec = importlib.util.spec_from_file_location("ci_summary", ROOT / ".ci" / "summary.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return script(".ci/summary.py")
 
 
 @pytest.mark.parametrize("number", [0, 1])

@@ -2,33 +2,20 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
-
 import mlx.core as mx
 import numpy as np
 import pytest
-
-BENCH = Path(__file__).resolve().parent.parent / "bench"
-
-
-def script(name):
-    spec = importlib.util.spec_from_file_location(name, BENCH / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
+from from_file import script
 
 
 @pytest.fixture(scope="module")
 def rules():
-    return script("proposal_rules")
+    return script("bench/proposal_rules.py")
 
 
 @pytest.fixture(scope="module")
 def costs():
-    return script("sampling_costs")
+    return script("bench/sampling_costs.py")
 
 
 def test_certain_acceptance_gives_the_rounds_of_a_walk(rules):
