@@ -73,22 +73,27 @@ class RoundCosts:
 
     def plain_rounds(self, streams: int) -> int:
         """How many plain rounds of so many streams were measured, at any context."""
-        return sum(cells.count[0] for (known, _), cells in self._cells.items() if known == streams)
+        return sum(cells.count[0] for (known, _), cells in self._known_cells() if known == streams)
 
     def table(self) -> dict[tuple[int, int], list[float]]:
         """(streams, smallest context of the band) -> measured over predicted seconds by length; for a report."""
         return {
             (streams, BAND << (band - 1) if band else 0): list(cells.ratios)
-            for (streams, band), cells in self._cells.items()
+            for (streams, band), cells in self._known_cells()
         }
 
     def _at(self, context: int, streams: int) -> _Cells:
         """The cells of a context's band; new ones start from the nearest known."""
         key = streams, (context // BAND).bit_length()
         if key not in self._cells:
-            near = min(self._cells, key=lambda known: (abs(known[0] - key[0]), abs(known[1] - key[1])), default=None)
-            self._cells[key] = _Cells(self._cells[near].ratios if near else [1.0] * (self.most + 1))
+            found = self._known_cells()
+            found.sort(key=lambda item: (abs(item[0][0] - key[0]), abs(item[0][1] - key[1])))
+            self._cells[key] = _Cells(found[0][1].ratios if found else [1.0] * (self.most + 1))
         return self._cells[key]
+
+    def _known_cells(self) -> list[tuple[tuple[int, int], _Cells]]:
+        """A copy, as sessions in other threads may add some meanwhile."""
+        return list(self._cells.items())
 
     def _predictions(self, context: int, streams: int) -> list[float]:
         """The predictions by draft length, as lines in the context, which they very nearly are."""
