@@ -1,8 +1,8 @@
 """Layers that two models use. Norms compute in float32 and return the input's dtype.
 
-What a layer does between two attentions is one compiled function, `shapeless` as rows differ: it is traced once for all
-models, and Python then builds as good as nothing of it. So such functions get arrays and numbers, not modules, and may
-take no size from a shape: one that is no row count must be a number among the arguments.
+What a layer does between two attentions is one compiled function, `shapeless` as rows differ: MLX traces it once for
+each set of dtypes and numbers among its arguments, whatever the model, and Python then builds as good as nothing of it.
+So such functions get arrays and numbers, not modules, and may take no size from a shape: the trace would keep it.
 Letters: T rows, E model width, H heads, D head size.
 """
 
