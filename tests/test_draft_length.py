@@ -143,7 +143,3 @@ def test_no_length_passes_the_longest():
         seen.add(length)
         policy.saw(told(length, length, flat(length, at, 1) + at * 1e-9), at)
     assert max(seen) == 4
-
-
-def test_choosing_takes_microseconds():
-    assert min(simulator.microseconds(500) for _ in range(5)) < 100
