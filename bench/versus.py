@@ -12,7 +12,8 @@ draft length, decode greedily, and must give the same tokens.
 
 A Mac runs each of MLX's fast operations (norm, RoPE, attention) as one node; a CPU gets a dozen nodes in its place. So
 that building and launches are those of a Mac, they are taken in further processes where a stand-in of one node takes
-the place of each. What is generated there means nothing, and every round drafts as many tokens as elsewhere.
+the place of each, which compiled functions do not join with its neighbours either. What is generated there means
+nothing, and every round drafts as many tokens as elsewhere.
 
 With --narrow the pair keeps its layers and heads and an eighth of its widths and vocabulary: its text means nothing,
 nothing is accepted but by chance, and computing hardly counts beside the host's work.
@@ -109,17 +110,34 @@ class Evaluation(Around):
 
 
 def stand_in() -> None:
-    """Put one node in the place of each fast operation, from now on; its numbers stay small and mean nothing."""
+    """Put one node in the place of each fast operation, from now on; its numbers stay small and mean nothing.
+
+    A compiled function may not join it with what is beside it, as it would an elementwise operation: it gets a softmax,
+    and elsewhere a node that waits for the other inputs too, which may have been computed for it.
+    """
     import mlx.core as mx
 
+    compile_, tracing = mx.compile, []
+
+    def compiled(function: Any, *arguments: Any, **rest: Any) -> Any:
+        def traced(*inputs: Any, **others: Any) -> Any:
+            tracing.append(function)
+            try:
+                return function(*inputs, **others)
+            finally:
+                tracing.pop()
+
+        return compile_(traced, *arguments, **rest)
+
     def norm(x: Any, weight: Any, *_: Any, **__: Any) -> Any:
-        return mx.tanh(x) if weight is None else mx.arctan2(x, weight)
+        return mx.softmax(x, axis=-1) if weight is None or tracing else mx.depends(x, [weight])
 
     def attention(queries: Any, keys: Any, values: Any, *, mask: Any = None, **_: Any) -> Any:
         return mx.depends(queries, [keys, values, *([mask] if isinstance(mask, mx.array) else [])])
 
+    mx.compile = compiled
     mx.fast.rms_norm = mx.fast.layer_norm = norm
-    mx.fast.rope = lambda x, *_, **__: mx.negative(x)
+    mx.fast.rope = lambda x, *_, **__: mx.softmax(x, axis=-1)
     mx.fast.scaled_dot_product_attention = attention
 
 
