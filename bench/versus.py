@@ -12,8 +12,7 @@ draft length, decode greedily, and must give the same tokens.
 
 A Mac runs each of MLX's fast operations (norm, RoPE, attention) as one node; a CPU gets a dozen nodes in its place. So
 that building and launches are those of a Mac, they are taken in further processes where a stand-in of one node takes
-the place of each, which compiled functions do not join with its neighbours either. What is generated there means
-nothing, and every round drafts as many tokens as elsewhere.
+the place of each. What is generated there means nothing, and every round drafts as many tokens as elsewhere.
 
 With --narrow the pair keeps its layers and heads and an eighth of its widths and vocabulary: its text means nothing,
 nothing is accepted but by chance, and computing hardly counts beside the host's work.
@@ -103,8 +102,7 @@ class Evaluation(Around):
         self.seconds = 0.0
 
     def evaluate(self, call: Any, arrays: Any, waits: bool) -> Any:
-        begun = time.thread_time()
-        result = call()
+        begun, result = time.thread_time(), call()
         self.seconds += time.thread_time() - begun
         return result
 
@@ -112,8 +110,7 @@ class Evaluation(Around):
 def stand_in() -> None:
     """Put one node in the place of each fast operation, from now on; its numbers stay small and mean nothing.
 
-    A compiled function may not join it with what is beside it, as it would an elementwise operation: it gets a softmax,
-    and elsewhere a node that waits for the other inputs too, which may have been computed for it.
+    In a compiled function it is a softmax, which is not joined with its neighbours; elsewhere it waits for all inputs.
     """
     import mlx.core as mx
 
@@ -122,10 +119,9 @@ def stand_in() -> None:
     def compiled(function: Any, *arguments: Any, **rest: Any) -> Any:
         def traced(*inputs: Any, **others: Any) -> Any:
             tracing.append(function)
-            try:
-                return function(*inputs, **others)
-            finally:
-                tracing.pop()
+            result = function(*inputs, **others)
+            tracing.pop()
+            return result
 
         return compile_(traced, *arguments, **rest)
 
@@ -312,8 +308,8 @@ def measure(folder: Path, arguments: argparse.Namespace) -> dict[str, dict[str, 
     for prompt in prompts:
         truth = engines["dflash-mlx plain"].ask(prompt, tokens, length)["found"]
         for name in ENGINES:
-            same = engines[name].ask(prompt, tokens, length)["found"] == truth
-            print(f"{name}: {'the same tokens' if same else 'OTHER TOKENS'} as plain decoding here", file=sys.stderr)
+            same = "the same" if engines[name].ask(prompt, tokens, length)["found"] == truth else "OTHER"
+            print(f"{name}: {same} tokens as plain decoding here", file=sys.stderr)
             _, each = rounds_of(name + STAND_INS, prompt, "count")
             figures[name]["launches/round"].append(each["launches"])
             figures[name]["waits/round"].append(each["waits"])
