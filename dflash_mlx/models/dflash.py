@@ -26,13 +26,13 @@ from .layers import (
     RMSNorm,
     SwiGLU,
     heads,
-    joined,
+    linear,
     matrix,
+    merge_heads,
     normed,
     rope,
-    split,
+    split_heads,
     swiglu,
-    times,
 )
 from .muse_glimmer import MuseGlimmer
 
@@ -102,7 +102,7 @@ def keys_values(
     x: mx.array, k: Matrix, v: Matrix, norm: Norm, num_kv_heads: int, size: int
 ) -> tuple[mx.array, mx.array]:
     """Keys without their positions and values of [T, E], each [1, Hk, T, D]."""
-    keys, values = split(times(x, k), num_kv_heads, size), split(times(x, v), num_kv_heads, size)
+    keys, values = split_heads(linear(x, k), num_kv_heads, size), split_heads(linear(x, v), num_kv_heads, size)
     return heads(normed(keys, *norm)), heads(values)
 
 
@@ -112,7 +112,7 @@ def projected(
 ) -> tuple[mx.array, mx.array, mx.array]:
     """Queries [1, H, S, D] and keys and values [1, Hk, S, D] of normed rows [S, E], without their positions."""
     (q, k, v), (num_heads, num_kv_heads, size) = projections, sizes
-    queries = normed(split(times(x, q), num_heads, size), *norms[0])
+    queries = normed(split_heads(linear(x, q), num_heads, size), *norms[0])
     return heads(queries), *keys_values(x, k, v, norms[1], num_kv_heads, size)
 
 
@@ -147,7 +147,7 @@ class Layer(nn.Module):
 @partial(mx.compile, shapeless=True)
 def after_attention(x: mx.array, attended: mx.array, o: Matrix, norm: Norm, mlp: tuple[Matrix, ...]) -> mx.array:
     """The layer's output [S, E] from its input [S, E] and what attention gave, [1, H, S, D]."""
-    x = x + times(joined(attended), o)
+    x = x + linear(merge_heads(attended), o)
     return x + swiglu(normed(x, *norm), *mlp)
 
 
@@ -195,15 +195,15 @@ class DFlash(nn.Module):
         The layers' own weights become views of it, so that nothing is held twice.
         """
         config = self.config
-        linears = [linear for layer in self.layers for linear in (layer.self_attn.k_proj, layer.self_attn.v_proj)]
-        stack = Weight.stack([Weight.of(linear) for linear in linears])
+        projections = [each for layer in self.layers for each in (layer.self_attn.k_proj, layer.self_attn.v_proj)]
+        stack = Weight.stack([Weight.of(each) for each in projections])
         gains = mx.stack([layer.self_attn.k_norm.weight for layer in self.layers])
         height = config.num_kv_heads * config.head_dim
-        for number, linear in enumerate(linears):
+        for number, projection in enumerate(projections):
             part = stack.part(number * height, (number + 1) * height)
-            linear.weight = part.array
+            projection.weight = part.array
             if part.scales is not None:
-                linear.scales, linear.biases = part.scales, part.biases
+                projection.scales, projection.biases = part.scales, part.biases
         self.context_weights = ContextWeights(stack, gains, config.num_kv_heads, config.rope_theta, config.rms_norm_eps)
 
     def draft(self, block: mx.array, context: DrafterContext, target: MuseGlimmer, rows: int) -> Slots:

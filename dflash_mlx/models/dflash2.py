@@ -14,7 +14,7 @@ from ..drafter_config import DFlash2Config
 from ..kernels.serving import STOCK, Kernels, Reach
 from ..slots import Slots, Transitions
 from .dflash import DFlash, Layer, projected
-from .layers import joined
+from .layers import merge_heads
 from .muse_glimmer import MuseGlimmer
 
 
@@ -66,7 +66,7 @@ class Layer2(Layer):
         front, after = self.attention_conv.coefficients(normed)
         attention = self.self_attn
         block = projected(Convolution.mixed(normed, front), attention.projections, attention.norms, attention.sizes)
-        attended = joined(attention(*block, rows, offset, reach))
+        attended = merge_heads(attention(*block, rows, offset, reach))
         x = x + Convolution.mixed(attention.o_proj(attended), after)
         normed = self.post_attention_layernorm(x)
         front, after = self.mlp_conv.coefficients(normed)

@@ -71,14 +71,14 @@ class CentredRMSNorm(nn.Module):
 
 
 def matrix(linear: nn.Linear | nn.QuantizedLinear) -> Matrix:
-    """The matrix of a linear layer, for `times`: plain arrays and numbers, as a compiled function takes them."""
+    """The matrix of a linear layer, for `linear`: plain arrays and numbers, as a compiled function takes them."""
     if isinstance(linear, nn.QuantizedLinear):
         arrays = linear["weight"], linear["scales"], linear.get("biases")
         return *arrays, linear.group_size, linear.bits, linear.mode
     return (linear["weight"],)
 
 
-def times(x: mx.array, matrix: Matrix) -> mx.array:
+def linear(x: mx.array, matrix: Matrix) -> mx.array:
     """x times the transposed matrix of a linear layer, [T, E] -> [T, N]."""
     if len(matrix) == 1:
         return x @ matrix[0].T
@@ -107,7 +107,7 @@ def stack(linears: Sequence[nn.Linear | nn.QuantizedLinear]) -> Matrix | None:
 
 def product(x: mx.array, matrices: tuple[Matrix, ...]) -> mx.array:
     """x times several matrices, the results side by side as a stacked matrix gives them: [T, E] -> [T, N + N' + ..]."""
-    results = [times(x, each) for each in matrices]
+    results = [linear(x, each) for each in matrices]
     return results[0] if len(results) == 1 else mx.concatenate(results, axis=1)
 
 
@@ -143,10 +143,10 @@ class SwiGLU(nn.Module):
 @partial(mx.compile, shapeless=True)
 def swiglu(x: mx.array, gate: Matrix, up: Matrix, down: Matrix) -> mx.array:
     """down(silu(gate x) * up x)."""
-    return times(nn.silu(times(x, gate)) * times(x, up), down)
+    return linear(nn.silu(linear(x, gate)) * linear(x, up), down)
 
 
-def split(x: mx.array, count: int, size: int) -> mx.array:
+def split_heads(x: mx.array, count: int, size: int) -> mx.array:
     """[T, count * size] -> [T, count, size]: here a norm finds its rows without gaps, and copies nothing."""
     return mx.unflatten(x, 1, (count, size))
 
@@ -156,7 +156,7 @@ def heads(x: mx.array) -> mx.array:
     return x.swapaxes(0, 1)[None]
 
 
-def joined(x: mx.array) -> mx.array:
+def merge_heads(x: mx.array) -> mx.array:
     """[1, H, T, D] -> [T, H * D]."""
     return x.squeeze(0).swapaxes(0, 1).flatten(1)
 

@@ -25,16 +25,16 @@ from .layers import (
     RMSNorm,
     SwiGLU,
     heads,
-    joined,
+    linear,
     matrix,
+    merge_heads,
     normed,
     product,
     rms,
     rope,
-    split,
+    split_heads,
     stack,
     swiglu,
-    times,
 )
 
 SUBMIT_LAYERS = 4  # after so many layers the device gets what there is of the graph, and works while the rest is built
@@ -136,8 +136,8 @@ def before_attention(
     """Queries and keys [1, H + Hk, T, D], values [1, Hk, T, D], and the gate before its sigmoid [T, H * D]."""
     (num_heads, num_kv_heads, size), (_, eps) = sizes, norm
     x = normed(x, *norm)
-    both = rms(split(product(x, queries_keys), num_heads + num_kv_heads, size), eps)
-    return heads(both), heads(split(times(x, v), num_kv_heads, size)), times(x, gate)
+    both = rms(split_heads(product(x, queries_keys), num_heads + num_kv_heads, size), eps)
+    return heads(both), heads(split_heads(linear(x, v), num_kv_heads, size)), linear(x, gate)
 
 
 @partial(mx.compile, shapeless=True)
@@ -152,7 +152,7 @@ def after_attention(
     post_feedforward: Norm,
 ) -> mx.array:
     """The layer's output [T, E] from its input [T, E] and what attention gave, [1, H, T, D]."""
-    x = x + normed(times(joined(attended) * mx.sigmoid(gate), o), *post_attention)
+    x = x + normed(linear(merge_heads(attended) * mx.sigmoid(gate), o), *post_attention)
     return x + normed(swiglu(normed(x, *pre_feedforward), *mlp), *post_feedforward)
 
 
