@@ -118,8 +118,12 @@ def agree(found: np.ndarray, expected: np.ndarray, limit: float | None = None) -
 
 
 def allowed(case: Case, what: str) -> float:
-    """The largest difference allowed in float32: 2e-5 of the largest value, or twice transformers' own."""
-    return max(SHARE * float(np.abs(case.arrays[what]).max()), 2 * case.facts["float32_error"][what])
+    """The largest difference allowed in float32: 2e-5 of the largest value, or four times the reference's own.
+
+    Two orders of summing round differently: the largest of many errors came out 2.3 times the reference's where both
+    were right. A fault is off by far more.
+    """
+    return max(SHARE * float(np.abs(case.arrays[what]).max()), 4 * case.facts["float32_error"][what])
 
 
 def favouring(case: Case, run: str) -> Case:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import shutil
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -60,6 +61,20 @@ def test_another_setup_gets_its_own_result_or_a_line_that_says_how_it_differs(se
     write_tuned(*PAIR, other)
     assert read_tuned(*PAIR, setup)[0] == other
     assert read_tuned(*PAIR, PLAIN)[0] == FOUND
+
+
+def test_a_drafter_that_was_trained_on_does_not_take_over_the_result(tmp_path):
+    """Same config, same names and sizes, other numbers."""
+    write_tuned(*PAIR, FOUND)
+    other = tmp_path / "drafter"
+    shutil.copytree(PAIR[1], other)
+    assert read_tuned(PAIR[0], other, PLAIN)[0] == FOUND
+    for file in other.glob("*.safetensors"):
+        content = bytearray(file.read_bytes())
+        begin = 8 + int.from_bytes(content[:8], "little")
+        content[begin:] = bytes(byte ^ 1 for byte in content[begin:])
+        file.write_bytes(content)
+    assert read_tuned(PAIR[0], other, PLAIN) == NOTHING
 
 
 def test_rows_that_a_kernel_serves_are_part_of_the_setup():
