@@ -21,7 +21,7 @@ from mlx.utils import tree_flatten, tree_unflatten
 
 from .config import TARGET_MODEL_TYPES, TargetConfig
 from .drafter_config import DrafterConfig
-from .errors import InputError, must
+from .errors import InputError, must, one_of
 from .loading.build import Checkpoint, build, drafter_model, read_drafter, read_target
 from .loading.files import read_json, read_tensors
 from .loading.hub import resolve
@@ -98,7 +98,7 @@ class Form:
             ("dtype", self.dtype, (None, *DTYPES)),
         ):
             if value not in known:
-                expected = f"one of {', '.join(str(item) for item in known if item is not None)}"
+                expected = one_of(item for item in known if item is not None)
                 raise InputError(must("convert", name, expected, repr(value), "Correct the option."))
         if self.bits is None and self.dtype is None:
             todo = "Say what the weights shall become: --bits 4, or --dtype bfloat16."

@@ -8,6 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from .stats import Generation
 
 
@@ -64,6 +66,11 @@ class QueueFull(DFlashError):
 def must(where: str, name: str, expected: str, value: object, todo: str) -> str:
     """Format the one form that all messages have."""
     return f"[{where}] {name} must be {expected} but got {value}. {todo}"
+
+
+def one_of(values: Iterable[object]) -> str:
+    """What is expected where there are only these."""
+    return f"one of {', '.join(map(str, values))}"
 
 
 def check_characters(name: str, text: str) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..chat.template import STRENGTHS
-from ..errors import InputError, must
+from ..errors import InputError, must, one_of
 from ..options import Options
 from ..resources import find
 from ..toml_files import read_toml
@@ -107,7 +107,7 @@ def parse_suite(raw: Mapping[str, Any], where: str) -> Suite:
     _check(raw, SUITE, ("name", "about", "rebuilds", "max_tokens", "case"), where)
     options = Options(max_tokens=raw["max_tokens"], temperature=raw.get("temperature", 0))
     if raw.get("reasoning", STRENGTHS[0]) not in STRENGTHS:
-        expected = f"one of {', '.join(STRENGTHS)}"
+        expected = one_of(STRENGTHS)
         raise InputError(must("bench", f"reasoning in {where}", expected, repr(raw["reasoning"]), "Correct it."))
     cases = tuple(_case(case, where) for case in raw["case"])
     names = [case.name for case in cases]
@@ -141,7 +141,7 @@ def _check(raw: Any, kinds: Mapping[str, Any], needed: Sequence[str], where: str
         raise InputError(must("bench", f"a case in {where}", "a table", repr(raw), "Write [[case]]."))
     for field in raw:
         if field not in kinds:
-            known = f"one of {', '.join(kinds)}"
+            known = one_of(kinds)
             raise InputError(must("bench", f"a field in {where}", known, repr(field), "Correct the file."))
     for field in dict.fromkeys((*needed, *raw)):
         value, kind = raw.get(field), kinds[field]

@@ -12,7 +12,7 @@ import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
-from ..errors import InputError, check_characters, must
+from ..errors import InputError, check_characters, must, one_of
 from .markers import added_tokens
 
 Message = Mapping[str, Any]
@@ -39,7 +39,7 @@ def encode_messages(
         todo = "Give text or token ids."
         raise InputError(must("generate", "prompt", "text or token ids", "messages, without a chat template", todo))
     if reasoning is not None and reasoning not in STRENGTHS:
-        _fail("reasoning", f"one of {', '.join(STRENGTHS)}", repr(reasoning))
+        _fail("reasoning", one_of(STRENGTHS), repr(reasoning))
     if reasoning is not None and STRENGTH not in str(template):
         _fail("reasoning", "left out with this model", repr(reasoning), "Its chat template has no such setting.")
     cleaned = [clean_message(message, f"messages[{number}]") for number, message in enumerate(messages)]
@@ -65,7 +65,7 @@ def clean_message(message: Message, where: str) -> dict[str, Any]:
     """
     role = message.get("role")
     if role not in ROLES:
-        _fail(f"{where}.role", f"one of {', '.join(ROLES)}", repr(role))
+        _fail(f"{where}.role", one_of(ROLES), repr(role))
     cleaned = {"role": role, "content": _content(message.get("content"), f"{where}.content")}
     for name in ("reasoning_content", "tool_call_id", "name"):
         value = message.get(name)

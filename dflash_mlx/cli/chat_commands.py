@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..errors import InputError, must
+from ..errors import InputError, must, one_of
 from ..resources import user_path
 from .render import SEPARATOR, size, summary_line
 
@@ -100,7 +100,7 @@ def _reasoning(argument: str, talk: Conversation) -> None:
 
     if argument not in STRENGTHS:
         todo = "Write /reasoning low, for example."
-        raise InputError(must("chat", "reasoning", f"one of {', '.join(STRENGTHS)}", repr(argument), todo))
+        raise InputError(must("chat", "reasoning", one_of(STRENGTHS), repr(argument), todo))
     talk.reasoning = argument
     _say(f"Reasoning strength: {argument}.")
 

@@ -10,7 +10,7 @@ from functools import lru_cache
 
 import mlx.core as mx
 
-from ..errors import DFlashError, must
+from ..errors import DFlashError, must, one_of
 from .launch import METAL, Device, Launch, dtype_name, read_kernels, run
 
 FILE, CHUNKS, MERGE = "block_attention.metal", "block_attention_chunks", "block_attention_merge"
@@ -174,7 +174,7 @@ def _check(queries: mx.array, keys: mx.array, values: mx.array, block: Block) ->
         (keys.shape != values.shape, "values", f"of the keys' shape {keys.shape}", values.shape),
         (keys.shape[0] != batch or keys.shape[3] != size, "keys", f"[{batch}, Hk, R, {size}]", keys.shape),
         (heads % kv_heads != 0, "query heads", f"a multiple of the {kv_heads} key/value heads", heads),
-        (size not in HEAD_SIZES, "head size", f"one of {', '.join(map(str, HEAD_SIZES))}", size),
+        (size not in HEAD_SIZES, "head size", one_of(HEAD_SIZES), size),
         (not 1 <= rows <= MAX_ROWS, "rows", f"between 1 and {MAX_ROWS}", rows),
         (queries.dtype not in DTYPES, "type", "float32, float16 or bfloat16", kinds[0]),
         (len(set(kinds)) > 1, "types", f"all {kinds[0]}", ", ".join(kinds[1:])),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from ..errors import InputError, must
+from ..errors import InputError, must, one_of
 from .apart import METAL_DEVICE, load_device, qualify_apart, trial_of
 from .launch import Device
 from .places import KINDS, OPERATIONS, Place, as_data
@@ -47,9 +47,7 @@ def device_here() -> tuple[str, str]:
     )
 
 
-def choose(
-    choice: str, places: Sequence[Place], unfit: str = "", left_out: Mapping[str, str] | None = None
-) -> Chosen:
+def choose(choice: str, places: Sequence[Place], unfit: str = "", left_out: Mapping[str, str] | None = None) -> Chosen:
     """Find what serves at each place; qualifies what has no verdict yet, which takes some seconds, once.
 
     Args:
@@ -86,7 +84,7 @@ def check_choice(choice: str) -> None:
         InputError: it is none of the three.
     """
     if choice not in CHOICES:
-        expected = f"one of {', '.join(CHOICES)}"
+        expected = one_of(CHOICES)
         raise InputError(must("load", "kernels", expected, repr(choice), "Leave it out to let the runtime choose."))
 
 

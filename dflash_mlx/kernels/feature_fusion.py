@@ -14,7 +14,7 @@ from functools import lru_cache
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..errors import DFlashError, must
+from ..errors import DFlashError, must, one_of
 from .launch import METAL, Device, Launch, dtype_name, read_kernels, run
 
 FILE, PRODUCT, NORM, KEYS_VALUES = "feature_fusion.metal", "fusion_product", "fusion_norm", "fusion_keys_values"
@@ -282,8 +282,8 @@ def _check_product(taps: Sequence[mx.array], weight: Weight) -> None:
         (len(shapes) > 1, "taps", f"all of shape {taps[0].shape}", sorted(shapes)),
         (not 1 <= rows <= MAX_ROWS, "rows", f"between 1 and {MAX_ROWS}", rows),
         (dtype not in DTYPES or len(kinds) > 1, "type", "float32, float16 or bfloat16 for all taps", ", ".join(kinds)),
-        (weight.bits not in (0, *BITS), "bits", f"one of {', '.join(map(str, BITS))}", weight.bits),
-        (group not in GROUPS, "group", f"one of {', '.join(map(str, GROUPS))}", group),
+        (weight.bits not in (0, *BITS), "bits", one_of(BITS), weight.bits),
+        (group not in GROUPS, "group", one_of(GROUPS), group),
         (not group or width % group != 0, "width", f"a multiple of {group}", width),
         (weight.inputs != width * len(taps), "inputs of the weight", f"{width * len(taps)}", weight.inputs),
         (weight.array.dtype != stored, "type of the weight", dtype_name(stored), dtype_name(weight.array.dtype)),

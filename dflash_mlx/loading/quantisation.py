@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
-from ..errors import CheckpointError, must
+from ..errors import CheckpointError, must, one_of
 
 BITS = (4, 6, 8)
 GROUP_SIZES = (32, 64, 128)
@@ -31,11 +31,9 @@ def _parse(where: str, entry: Mapping[str, Any]) -> Quantisation:
         raise CheckpointError(must("config", f"{where}.quant_method", "absent", repr(method), todo))
     bits, group = entry.get("bits"), entry.get("group_size")
     if bits not in BITS:
-        raise CheckpointError(must("config", f"{where}.bits", f"one of {', '.join(map(str, BITS))}", repr(bits), todo))
+        raise CheckpointError(must("config", f"{where}.bits", one_of(BITS), repr(bits), todo))
     if group not in GROUP_SIZES:
-        raise CheckpointError(
-            must("config", f"{where}.group_size", f"one of {', '.join(map(str, GROUP_SIZES))}", repr(group), todo)
-        )
+        raise CheckpointError(must("config", f"{where}.group_size", one_of(GROUP_SIZES), repr(group), todo))
     return Quantisation(group, bits)
 
 

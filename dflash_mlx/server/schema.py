@@ -93,7 +93,7 @@ def read_chat(body: Any) -> Asked:
     if given.get("reasoning_effort") is not None:
         asked.reasoning = EFFORTS.get(str(given["reasoning_effort"]))
         if asked.reasoning is None:
-            raise bad("reasoning_effort", f"one of {', '.join(EFFORTS)}", given["reasoning_effort"])
+            raise bad("reasoning_effort", one_of(EFFORTS), given["reasoning_effort"])
     limit = given.get("max_completion_tokens")
     if limit is not None:
         asked.options["max_tokens"] = limit
