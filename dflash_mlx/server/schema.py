@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..chat.template import STRENGTHS, schemas_of
+from ..errors import one_of
 from .problems import ApiError, bad
 
 SAMPLING = (
