@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from datetime import date
 from typing import Any
 
@@ -113,7 +113,8 @@ def tune(
     if max_tokens < 2:
         raise InputError(must("tune", "max_tokens", "at least 2", max_tokens, "The first token comes without a round."))
     lengths = sorted({0, *(lengths_of(pair) if lengths is None else lengths)})
-    tokens = check_requests(pair, prompts, lengths, {"max_tokens": max_tokens, **options})
+    asked = {"max_tokens": max_tokens, **options}
+    tokens = check_requests(pair, prompts, lengths, asked)
     rounds: list[tuple[int, int, Round]] = []
     for context in _contexts(pair, contexts, lengths[-1], say):
         rounds += _at_context(pair, context, lengths, repeats)
@@ -121,7 +122,7 @@ def tune(
     costs, at_contexts = _costs(rounds), len(rounds)
     by_length: dict[int, list[Round]] = {length: [] for length in lengths}
     for number, ids in enumerate(tokens, start=1):
-        for context, length, done in _on_prompt(pair, ids, lengths, repeats, max_tokens, options):
+        for context, length, done in _on_prompt(pair, ids, lengths, repeats, asked):
             by_length[length].append(done)
             rounds.append((context, length, done))
         say(f"ran prompt {number} of {len(prompts)}")
@@ -133,9 +134,9 @@ def tune(
     drafted = [speed for speed in speeds if 0 < speed.draft_length < pair.block_size - 1]
     if drafted:
         length = max(drafted, key=lambda speed: speed.tokens_per_s).draft_length
-        blocks = _blocks(pair, tokens, length, repeats, {"max_tokens": max_tokens, **options})
+        blocks = _blocks(pair, tokens, length, repeats, asked)
         say(f"compared the two widths of a block at draft length {length}")
-    tuned = replace(_choice(speeds, rounds[at_contexts:], rounds, pair.setup), whole=_whole(blocks))
+    tuned = _choice(speeds, rounds[at_contexts:], rounds, _whole(blocks), pair.setup)
     weights = sum(size for part, size in pair.plan.parts.items() if part.endswith("weights"))
     report = {
         "weights": "read from memory" if weights > CACHES_BYTES else "small enough to stay in caches",
@@ -150,37 +151,37 @@ def tune(
     return report, tuned
 
 
-def _turns(lengths: Sequence[int], repeats: int) -> Iterator[int]:
-    """Once for warm-up, then forth and back in turn."""
-    yield from lengths
+def _runs(
+    pair: Pair, prompt: list[int], ways: Sequence[dict[str, Any]], repeats: int
+) -> Iterator[tuple[dict[str, Any], list[Round]]]:
+    """Rounds of a prompt with each way of options: a first time for warm-up, not given, then forth and back in turn."""
+    session = Session(pair)
+    for way in ways:
+        session.generate(prompt, **way)
     for turn in range(repeats):
-        yield from lengths if turn % 2 else lengths[::-1]
+        for way in ways if turn % 2 else ways[::-1]:
+            yield way, session.generate(prompt, **way).stats.rounds
 
 
 def _at_context(pair: Pair, context: int, lengths: Sequence[int], repeats: int) -> list[tuple[int, int, Round]]:
     """Rounds after `context` random tokens, some of them split."""
     noise, vocab = random.Random(context), pair.target.config.vocab_size
     prompt = [noise.randrange(vocab) for _ in range(context)]
-    session, found = Session(pair), []
-    for number, length in enumerate(_turns(lengths, repeats)):
-        stats = session.generate(prompt, max_tokens=length + SPARE, draft_length=length, timed_every=2).stats
-        if number >= len(lengths):
-            found += [(context, length, done) for done in stats.rounds if done.drafted == length]
-    return found
+    ways = [{"draft_length": length, "max_tokens": length + SPARE, "timed_every": 2} for length in lengths]
+    runs = ((way["draft_length"], rounds) for way, rounds in _runs(pair, prompt, ways, repeats))
+    return [(context, length, done) for length, rounds in runs for done in rounds if done.drafted == length]
 
 
 def _on_prompt(
-    pair: Pair, ids: list[int], lengths: Sequence[int], repeats: int, max_tokens: int, options: dict[str, Any]
+    pair: Pair, ids: list[int], lengths: Sequence[int], repeats: int, options: dict[str, Any]
 ) -> list[tuple[int, int, Round]]:
     """Rounds of a prompt's text with each length, with the positions before each."""
-    session, found = Session(pair), []
-    for number, length in enumerate(_turns(lengths, repeats)):
-        stats = session.generate(ids, max_tokens=max_tokens, draft_length=length, **options).stats
-        if number >= len(lengths):
-            context = len(ids)
-            for done in stats.rounds:
-                found.append((context, length, done))
-                context += done.committed
+    found = []
+    for way, rounds in _runs(pair, ids, [{**options, "draft_length": length} for length in lengths], repeats):
+        context = len(ids)
+        for done in rounds:
+            found.append((context, way["draft_length"], done))
+            context += done.committed
     return found
 
 
@@ -189,12 +190,10 @@ def _blocks(
 ) -> list[BlockSpeed]:
     """Blocks of length + 1 slots and whole ones, on all prompts; nothing where no text had a round."""
     found: dict[bool, list[Round]] = {False: [], True: []}
+    ways = [{**options, "draft_length": length, "whole_block": whole} for whole in found]
     for ids in prompts:
-        session = Session(pair)
-        for number, whole in enumerate(map(bool, _turns((False, True), repeats))):
-            stats = session.generate(ids, draft_length=length, whole_block=whole, **options).stats
-            if number >= len(found):
-                found[whole] += [done for done in stats.rounds if done.drafted == length]
+        for way, rounds in _runs(pair, ids, ways, repeats):
+            found[way["whole_block"]] += [done for done in rounds if done.drafted == length]
     if not all(found.values()):
         return []
     return [
@@ -256,6 +255,7 @@ def _choice(
     speeds: Sequence[Speed],
     texts: Sequence[tuple[int, int, Round]],
     rounds: Sequence[tuple[int, int, Round]],
+    whole: Whole | None,
     setup: Mapping[str, Any],
 ) -> Tuned:
     """The fastest length on the prompts, their acceptance, and the newest rounds of all that was measured."""
@@ -272,4 +272,5 @@ def _choice(
         rounds=[(*where, s) for where, seconds in kept.items() for s in seconds[-KEPT_ROUNDS:]],
         when=date.today().isoformat(),
         setup=setup,
+        whole=whole,
     )
