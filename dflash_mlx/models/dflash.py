@@ -30,6 +30,7 @@ from .layers import (
     matrix,
     merge_heads,
     normed,
+    put_views,
     rope,
     split_heads,
     swiglu,
@@ -198,12 +199,7 @@ class DFlash(nn.Module):
         projections = [each for layer in self.layers for each in (layer.self_attn.k_proj, layer.self_attn.v_proj)]
         stack = Weight.stack([Weight.of(each) for each in projections])
         gains = mx.stack([layer.self_attn.k_norm.weight for layer in self.layers])
-        height = config.num_kv_heads * config.head_dim
-        for number, projection in enumerate(projections):
-            part = stack.part(number * height, (number + 1) * height)
-            projection.weight = part.array
-            if part.scales is not None:
-                projection.scales, projection.biases = part.scales, part.biases
+        put_views(projections, (stack.array, stack.scales, stack.biases))
         self.context_weights = ContextWeights(stack, gains, config.num_kv_heads, config.rope_theta, config.rms_norm_eps)
 
     def draft(self, block: mx.array, context: DrafterContext, target: MuseGlimmer, rows: int) -> Slots:

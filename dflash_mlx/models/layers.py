@@ -96,13 +96,18 @@ def stack(linears: Sequence[nn.Linear | nn.QuantizedLinear]) -> Matrix | None:
     if len(formats) > 1:
         return None
     whole = tuple(mx.concatenate(list(x)) if isinstance(x[0], mx.array) else x[0] for x in zip(*matrices, strict=True))
+    put_views(linears, whole)
+    return whole
+
+
+def put_views(linears: Sequence[nn.Linear | nn.QuantizedLinear], whole: Matrix) -> None:
+    """Put views of a stacked matrix into the layers whose rows it has, one after the other."""
     end = 0
-    for linear, own in zip(linears, matrices, strict=True):
-        begin, end = end, end + own[0].shape[0]
+    for linear in linears:
+        begin, end = end, end + linear["weight"].shape[0]
         for name, array in zip(("weight", "scales", "biases"), whole, strict=False):
             if isinstance(array, mx.array):
                 linear[name] = array[begin:end]
-    return whole
 
 
 def product(x: mx.array, matrices: tuple[Matrix, ...]) -> mx.array:
