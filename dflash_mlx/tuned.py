@@ -157,7 +157,8 @@ def read_tuned(target: Path, drafter: Path, setup: Mapping[str, Any]) -> tuple[T
         `None` where nothing was found; the line says why where there is something that cannot be used, else it is "".
     """
     try:
-        found = _results(_read().get(key_of(target, drafter), []))
+        stored = _read()
+        found = _results(stored.get(key_of(target, drafter), [])) if stored else []
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         return None, f"Tuned results in {path()} cannot be used ({type(error).__name__}: {error}). {AGAIN}"
     same = next((tuned for tuned in found if tuned.setup == setup), None)
