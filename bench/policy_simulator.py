@@ -24,7 +24,7 @@ from dflash_mlx.costs import Costs, Speeds, quantised_bytes
 from dflash_mlx.draft_length import AutoDraftLength, Draft, Experience, FixedDraftLength
 from dflash_mlx.drafter_config import DrafterConfig
 from dflash_mlx.resources import find
-from dflash_mlx.round_costs import RoundCosts
+from dflash_mlx.round_costs import RoundCosts, cost_of_whole_blocks
 from dflash_mlx.stats import Round
 from dflash_mlx.toml_files import read_toml
 
@@ -202,8 +202,8 @@ def play(
 def experience_on(machine: str) -> Experience:
     """Of a pair that knows nothing of this machine but what the cost model says."""
     clock = clock_of(machine)
-    whole, slots = (clock.costs.round_seconds(clock.speeds, 4, PROMPT, slots=slots) for slots in (MOST + 1, 5))
-    return Experience(RoundCosts(clock.predicted, MOST), width=BlockWidth(MOST + 1, whole / slots))
+    cost = cost_of_whole_blocks(clock.costs, clock.speeds, MOST + 1, PROMPT)
+    return Experience(RoundCosts(clock.predicted, MOST), width=BlockWidth(MOST + 1, cost))
 
 
 def auto(machine: str, streams: int = 1) -> list[AutoDraftLength]:

@@ -28,7 +28,7 @@ from .memory import MemoryPlan, Sizes, keep_resident, plan_memory
 from .models.dflash import DFlash
 from .models.muse_glimmer import MuseGlimmer
 from .resources import find, is_folder, user_path
-from .round_costs import first_cost_of_whole_blocks, first_guess
+from .round_costs import cost_of_whole_blocks, first_guess, speeds_here
 from .text import load_tokenizer
 from .tuned import Tuned, read_tuned, setup_of
 
@@ -89,8 +89,9 @@ class Pair:
     def experience(self) -> Experience:
         """What this pair's sessions have learned of their rounds on this machine, for the automatic draft length."""
         assert self.drafter is not None
-        guess, tuned = first_guess(self.costs, self.drafter.config.runtime_block_size - 1), self.tuned
-        cost_of_whole = first_cost_of_whole_blocks(self.costs, self.block_size)
+        costs, speeds, tuned = self.costs, speeds_here(), self.tuned
+        guess = first_guess(costs, speeds, self.drafter.config.runtime_block_size - 1)
+        cost_of_whole = cost_of_whole_blocks(costs, speeds, self.block_size)
         if tuned is None:
             return Experience(guess, width=BlockWidth(self.block_size, cost_of_whole))
         gain, cost, speed = tuned.whole or (1.0, cost_of_whole, 1.0)

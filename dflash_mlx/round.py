@@ -66,7 +66,7 @@ def step(work: Sequence[Work], reads: HostReads, split: bool = False) -> list[Ro
         For each session its round, or the error that ends its generation and no other's.
     """
     started, cpu, before = time.perf_counter(), time.thread_time(), reads.seconds
-    copies = [copy for each in work for copy in each.state.secure(each.rows + max(each.length, each.slots - 1))]
+    copies = [copy for each in work for copy in each.state.secure(each.rows + max(0, each.slots - 1))]
     if copies:  # rarely: the read of the step before has made those that a round could need
         reads.read(mx.zeros((1,)), copies)
     proposals, draft_s = [draft(each, reads) for each in work], None

@@ -28,16 +28,15 @@ def speeds_here() -> Speeds:
     return Speeds.of(here)
 
 
-def first_guess(counted: Costs, most: int) -> RoundCosts:
-    """Costs that start from the cost model at the speeds of this machine's chip."""
-    speeds = speeds_here()
+def first_guess(counted: Costs, speeds: Speeds, most: int) -> RoundCosts:
+    """Costs that start from the cost model."""
     return RoundCosts(lambda length, context, streams: counted.round_seconds(speeds, length, context, streams), most)
 
 
-def first_cost_of_whole_blocks(counted: Costs, block: int) -> float:
+def cost_of_whole_blocks(counted: Costs, speeds: Speeds, block: int, context: int = BAND) -> float:
     """Seconds of a round with the drafter's whole block over one with a slot per draft, from the same model."""
-    speeds, at = speeds_here(), (min(USUAL_LENGTH, block - 1), BAND)
-    return counted.round_seconds(speeds, *at, slots=block) / counted.round_seconds(speeds, *at)
+    at = speeds, min(USUAL_LENGTH, block - 1), context
+    return counted.round_seconds(*at, slots=block) / counted.round_seconds(*at)
 
 
 class RoundCosts:
